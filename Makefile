@@ -1,0 +1,30 @@
+# `make demo` and `make test` do everything on a fresh machine: they set up `.venv` first if it is not there.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.unstride-installed
+
+.PHONY: setup test test-slow demo bench coverage docs clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unstride needs python3 >= 3.11, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+test: setup
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/pytest -q -n 2 --dist worksteal
+
+test-slow: setup
+	$(BIN)/pytest -q -m slow
+
+demo: setup
+	$(BIN)/unstride demo
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,33 @@
+"""What can go wrong, by kind. Every message says what came, what was wanted and what to do."""
+
+
+class UnstrideError(Exception):
+    """Base of every error that unstride raises on purpose."""
+
+
+class OptionError(UnstrideError, ValueError):
+    """An option has a value that it cannot have."""
+
+
+class InputError(UnstrideError, ValueError):
+    """An image tensor of the wrong shape, size, dtype or device."""
+
+
+class CaptureError(UnstrideError):
+    """The model cannot be turned into a graph, or the graph does not compute what the model computes."""
+
+
+class NothingToSubsample(UnstrideError):
+    """The model has no strided layer that could be moved, so there is nothing to gain."""
+
+
+class SpecError(UnstrideError, ValueError):
+    """A model or data specification that cannot be understood or found."""
+
+
+class DataError(UnstrideError):
+    """A data set, image or label file that is missing, damaged or inconsistent."""
+
+
+class ArtefactError(UnstrideError):
+    """A saved file that is damaged, foreign, or made for another model."""
