@@ -1,0 +1,196 @@
+"""Trains a DeepLab-like network on CamVid from scratch, to measure on images that it has not seen.
+
+    python benchmarks/camvid.py --assets DIR --out DIR     # DIR/camvid_240x180.zip; about an hour on one core
+
+The archive holds {train,val,test}/images/*.jpg and {train,val,test}/masks/*.png of 240x180 pixels with 11 classes;
+11 is void. CamVid is CC BY-NC: neither it nor this network is part of unstride. Writes `net.safetensors` for
+`build()` below, and `plain.json` with the mIoU of the plain network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+CLASSES = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+VOID = 11
+MEAN = torch.tensor([0.41, 0.42, 0.43]).view(3, 1, 1)
+STD = torch.tensor([0.30, 0.30, 0.30]).view(3, 1, 1)
+CROP = (160, 208)
+BATCH = 8
+SEED = 1
+
+
+def _conv(wide_in: int, wide_out: int, size: int, stride: int = 1, dilation: int = 1) -> nn.Sequential:
+    conv = nn.Conv2d(wide_in, wide_out, size, stride, dilation * (size // 2), dilation, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(wide_out))
+
+
+class Block(nn.Module):
+    def __init__(self, wide_in: int, wide_out: int, stride: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv1 = _conv(wide_in, wide_out, 3, stride, dilation)
+        self.conv2 = _conv(wide_out, wide_out, 3, 1, dilation)
+        same = stride == 1 and wide_in == wide_out
+        self.downsample = nn.Identity() if same else _conv(wide_in, wide_out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + self.downsample(x))
+
+
+class Net(nn.Module):
+    """(B, 3, H, W) -> (B, 11, H, W): a narrow ResNet of output stride 8, pyramid pooling by dilation, upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(3, 32, 3, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.layer1 = nn.Sequential(Block(32, 32), Block(32, 32))
+        self.layer2 = nn.Sequential(Block(32, 64, 2), Block(64, 64))
+        self.layer3 = nn.Sequential(Block(64, 96, dilation=2), Block(96, 96, dilation=2))
+        self.branches = nn.ModuleList([_conv(96, 48, 1), _conv(96, 48, 3, dilation=4), _conv(96, 48, 3, dilation=8)])
+        self.scene = nn.Conv2d(96, 48, 1)
+        self.project = _conv(4 * 48, 64, 1)
+        self.dropout = nn.Dropout(0.1)
+        self.classifier = nn.Conv2d(64, len(CLASSES), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer3(self.layer2(self.layer1(self.stem(x))))
+        scene = self.scene(F.adaptive_avg_pool2d(h, 1)).expand(-1, -1, *h.shape[-2:])
+        h = F.relu(torch.cat([branch(h) for branch in self.branches] + [scene], 1))
+        cells = self.classifier(self.dropout(F.relu(self.project(h))))
+        return F.interpolate(cells, size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def build() -> nn.Module:
+    """The untrained network; `net.safetensors` has its weights."""
+    return Net()
+
+
+def preprocess(images: Tensor) -> Tensor:
+    """uint8 (B, 3, H, W) -> normalised float."""
+    return (images.float() / 255 - MEAN) / STD
+
+
+def load_split(archive: Path, split: str) -> tuple[Tensor, Tensor]:
+    """uint8 images (N, 3, 180, 240) and masks (N, 180, 240) of one split, by file name."""
+    images, masks = [], []
+    with zipfile.ZipFile(archive) as files:
+        names = sorted(n for n in files.namelist() if n.startswith(f"{split}/images/") and n.endswith(".jpg"))
+        for name in names:
+            mask = name.replace("/images/", "/masks/").replace(".jpg", ".png")
+            images.append(np.asarray(Image.open(io.BytesIO(files.read(name))).convert("RGB")))
+            masks.append(np.asarray(Image.open(io.BytesIO(files.read(mask)))))
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(np.stack(masks))
+
+
+def augment(image: Tensor, mask: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """One image (3, H, W) and mask (H, W): scaled, cropped (void where nothing is left), mirrored, recoloured."""
+    scale = float(np.exp(rng.uniform(np.log(0.7), np.log(1.8))))
+    size = [round(side * scale) for side in mask.shape]
+    pixels = F.interpolate(image[None].float() / 255, size=size, mode="bilinear", align_corners=False)[0]
+    labels = F.interpolate(mask[None, None].float(), size=size, mode="nearest-exact")[0, 0].long()
+    contrast, colour = rng.uniform(0.6, 1.4), torch.from_numpy(rng.uniform(-0.12, 0.12, 3) + rng.uniform(-0.15, 0.15))
+    pixels = ((pixels - 0.42) * contrast + 0.42 + colour.float().view(3, 1, 1)).clamp(0, 1)
+    pixels = (pixels - MEAN) / STD
+    missing = [max(0, want - have) for want, have in zip(CROP, size, strict=True)]
+    pixels = F.pad(pixels, (0, missing[1], 0, missing[0]))
+    labels = F.pad(labels, (0, missing[1], 0, missing[0]), value=VOID)
+    top, left = (int(rng.integers(0, have - want + 1)) for want, have in zip(CROP, labels.shape, strict=True))
+    pixels, labels = (part[..., top : top + CROP[0], left : left + CROP[1]] for part in (pixels, labels))
+    if rng.random() < 0.5:
+        pixels, labels = pixels.flip(-1), labels.flip(-1)
+    return pixels, labels
+
+
+@torch.no_grad()
+def confusion(model: nn.Module, images: Tensor, masks: Tensor) -> NDArray[np.int64]:
+    """(11, 11) pixel counts over the whole split, rows the truth; void left out."""
+    classes = len(CLASSES)
+    table = torch.zeros(classes * classes, dtype=torch.int64)
+    for at in range(0, len(images), BATCH):
+        guess, truth = model(preprocess(images[at : at + BATCH])).argmax(1), masks[at : at + BATCH].long()
+        known = truth != VOID
+        table += torch.bincount(truth[known] * classes + guess[known], minlength=classes**2)
+    return table.view(classes, classes).numpy()
+
+
+def figures(table: NDArray[np.int64]) -> dict[str, object]:
+    right = np.diag(table)
+    iou = right / np.maximum(table.sum(0) + table.sum(1) - right, 1)
+    return {
+        "miou": float(iou.mean()),
+        "aacc": float(right.sum() / table.sum()),
+        "iou": dict(zip(CLASSES, iou.tolist(), strict=True)),
+    }
+
+
+def train(archive: Path, epochs: int) -> nn.Module:
+    torch.manual_seed(SEED)
+    rng = np.random.default_rng(SEED)
+    images, masks = load_split(archive, "train")
+    held_images, held_masks = load_split(archive, "val")
+    share = torch.bincount(masks.flatten().long(), minlength=VOID + 1)[:VOID].double()
+    weight = (share.sum() / share).pow(0.35)  # rare things count in mIoU as much as the road
+    weight = (weight / weight.mean()).float()
+
+    model = build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    steps = len(images) // BATCH
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * steps, pct_start=0.1)
+    start = time.monotonic()
+    for epoch in range(epochs):
+        model.train()
+        total = 0.0
+        for chosen in rng.permutation(len(images))[: steps * BATCH].reshape(steps, BATCH):
+            pairs = [augment(images[i], masks[i], rng) for i in chosen]
+            pixels = torch.stack([pair[0] for pair in pairs]).contiguous(memory_format=torch.channels_last)
+            labels = torch.stack([pair[1] for pair in pairs])
+            loss = F.cross_entropy(model(pixels), labels, weight, ignore_index=VOID)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.item()
+        model.eval()
+        line = f"epoch {epoch + 1}/{epochs}: loss {total / steps:.4f}, {time.monotonic() - start:.0f} s"
+        if (epoch + 1) % 10 == 0:
+            line += f", val mIoU {figures(confusion(model, held_images, held_masks))['miou']:.4f}"
+        print(line, flush=True)
+    return model.to(memory_format=torch.contiguous_format)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a network on CamVid.")
+    parser.add_argument("--assets", type=Path, required=True, help="folder of camvid_240x180.zip")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write net.safetensors and plain.json to")
+    parser.add_argument("--epochs", type=int, default=110)
+    options = parser.parse_args()
+    archive = options.assets / "camvid_240x180.zip"
+    if not archive.is_file():
+        parser.error(f"{archive} does not exist")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    model = train(archive, options.epochs)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, options.out / "net.safetensors"
+    )
+    result = {split: figures(confusion(model, *load_split(archive, split))) for split in ("val", "test")}
+    (options.out / "plain.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
