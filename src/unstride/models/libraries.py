@@ -1,0 +1,291 @@
+"""What torchvision, timm, segmentation_models_pytorch and transformers say about a model's name, in one form."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unstride.errors import SpecError
+from unstride.images import Preprocess
+
+_SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one model, and what is known of it once it is made."""
+
+    build: Callable[..., nn.Module]  # (classes: int | None, names: of a checkpoint's tensors) -> random weights
+    pretrained: Callable[[], nn.Module]
+    preprocess: Callable[[str, nn.Module], Preprocess]  # (weights: none, default or path; model)
+    task: Callable[[nn.Module], str]
+    classes: Callable[[nn.Module], tuple[str, ...]] = lambda model: ()
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """`; did you mean a, b?`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=5, cutoff=0.5)
+    return f"; did you mean {', '.join(near)}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def _optional(module: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SpecError(f"this model needs {module}: pip install 'unstride[{extra}]' ({first_line(error)})") from error
+
+
+def _torchvision(name: str) -> Recipe:
+    import torchvision
+    from torchvision.models import get_model, get_model_weights, list_models
+
+    segmenters = list_models(module=torchvision.models.segmentation)
+    known = [*list_models(module=torchvision.models), *segmenters]
+    if name not in known:
+        other = " (that one neither classifies nor segments images)" if name in list_models() else ""
+        raise SpecError(f"torchvision has no model {name!r} to use here{other}{close_to(name, known)}")
+    best = get_model_weights(name).DEFAULT
+    segments = name in segmenters
+
+    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        settings: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+        if segments:
+            settings["weights_backbone"] = None  # or torchvision fetches them
+            if any("aux_classifier." in tensor for tensor in names):
+                settings["aux_loss"] = True
+        elif name in ("googlenet", "inception_v3"):
+            settings["init_weights"] = True  # the default, but not saying so is warned about
+        return get_model(name, weights=None, **settings)
+
+    def preprocess(kind: str, model: nn.Module) -> Preprocess:
+        made = from_torchvision(best.transforms())
+        fixed = getattr(model, "image_size", None)  # of a ViT, whose best weights may have come with another size
+        return made if fixed is None or made.size == (fixed, fixed) else replace(made, resize=fixed, crop=fixed)
+
+    return Recipe(
+        build,
+        lambda: get_model(name, weights=best),
+        preprocess,
+        lambda model: "segmentation" if segments else "classification",
+        lambda model: tuple(best.meta["categories"]),
+    )
+
+
+def from_torchvision(preset: Any) -> Preprocess:
+    """A torchvision preset, `weights.transforms()`, as Preprocess."""
+    return Preprocess(
+        resize=_side(preset.resize_size),
+        crop=_side(getattr(preset, "crop_size", None)),
+        mean=tuple(preset.mean),
+        std=tuple(preset.std),
+        interpolation=preset.interpolation.value,
+    )
+
+
+def _side(size: Any) -> int | tuple[int, int] | None:
+    """Libraries write 256, [256] and [256, 192]."""
+    if size is None or isinstance(size, int):
+        return size
+    return int(size[0]) if len(size) == 1 else (int(size[0]), int(size[1]))
+
+
+def imagenet_names() -> tuple[str, ...]:
+    """The 1,000 class names in the order that torchvision and timm share."""
+    from torchvision.models import ResNet18_Weights
+
+    return tuple(ResNet18_Weights.DEFAULT.meta["categories"])
+
+
+def _timm(name: str) -> Recipe:
+    import timm
+
+    if not timm.is_model(name):
+        raise SpecError(f"timm has no model {name!r}{close_to(name, timm.list_models())}")
+
+    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        settings: dict[str, Any] = {} if classes is None else {"num_classes": classes}
+        return timm.create_model(name, **settings)
+
+    def preprocess(kind: str, model: nn.Module) -> Preprocess:
+        return from_timm(timm.data.resolve_data_config(model=model), exact=kind == "default")
+
+    def classes(model: nn.Module) -> tuple[str, ...]:
+        subset = timm.data.infer_imagenet_subset(model)
+        if subset == "imagenet-1k":
+            return imagenet_names()
+        return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else ()
+
+    return Recipe(
+        build, lambda: timm.create_model(name, pretrained=True), preprocess, lambda model: "classification", classes
+    )
+
+
+def from_timm(config: Mapping[str, Any], exact: bool = True) -> Preprocess:
+    """timm's `resolve_data_config` as Preprocess. The few that frame an image are refused where it matters."""
+    channels, height, width = config["input_size"]
+    scaled = int(height / config["crop_pct"]), int(width / config["crop_pct"])
+    cropped = config["crop_mode"] == "center" and height == width
+    if exact and not cropped and config["crop_mode"] != "squash":
+        raise SpecError(
+            f"timm prepares images for this model by {config['crop_mode']!r} to {height}x{width}, which is not "
+            "supported; wrap it in a file.py:function with a preprocessing of your own"
+        )
+    return Preprocess(
+        resize=scaled if config["crop_mode"] == "squash" else min(scaled),
+        crop=(height, width),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation=config["interpolation"],
+        channels="L" if channels == 1 else "RGB",
+    )
+
+
+def _smp(name: str) -> Recipe:
+    smp = _optional("segmentation_models_pytorch", "segmentation")
+    import timm
+
+    arch, _, encoder = name.partition(":")
+    known = [made.__name__ for made in smp.MODEL_ARCHITECTURES_MAPPING.values()]
+    if arch.lower() not in smp.MODEL_ARCHITECTURES_MAPPING or not encoder:
+        raise SpecError(f"smp:{name}: wanted smp:ARCH:ENCODER, ARCH one of {', '.join(known)}{close_to(arch, known)}")
+    universal = encoder.startswith("tu-")  # any timm model as an encoder
+    if not (timm.is_model(encoder[3:]) if universal else encoder in smp.encoders.encoders):
+        names = [f"tu-{n}" for n in timm.list_models()] if universal else smp.encoders.get_encoder_names()
+        raise SpecError(f"segmentation_models_pytorch has no encoder {encoder!r}{close_to(encoder, names)}")
+
+    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        return smp.create_model(arch, encoder, encoder_weights=None, classes=classes or _SEGMENTATION_CLASSES)
+
+    def pretrained() -> nn.Module:
+        warnings.warn(
+            f"smp:{name}: only the encoder is pretrained, the decoder is random; give the path of trained weights",
+            stacklevel=2,
+        )
+        choices = [True] if universal else list(smp.encoders.encoders[encoder]["pretrained_settings"])
+        chosen = "imagenet" if "imagenet" in choices else choices[0]
+        return smp.create_model(arch, encoder, encoder_weights=chosen, classes=_SEGMENTATION_CLASSES)
+
+    def preprocess(kind: str, model: nn.Module) -> Preprocess:
+        plain = Preprocess(resize=None, crop=None)
+        if universal:
+            config = timm.get_pretrained_cfg(encoder[3:])
+            if config is None:
+                return plain
+            fixed = config.input_size[1:] if config.fixed_input_size else None
+            return replace(plain, resize=fixed, mean=config.mean, std=config.std, interpolation=config.interpolation)
+        if kind != "default":
+            return plain  # smp keeps its table on the network; nearly all of it is ImageNet's mean and std
+        settings = smp.encoders.get_preprocessing_params(encoder)
+        top = settings["input_range"][1]
+        mean, std = (tuple(v / top for v in settings[key]) for key in ("mean", "std"))
+        return replace(plain, mean=mean, std=std, channels=settings["input_space"])
+
+    return Recipe(build, pretrained, preprocess, lambda model: "segmentation")
+
+
+def _hf(name: str) -> Recipe:
+    hf = _optional("transformers", "segmentation")
+    from transformers.models.auto import modeling_auto
+
+    segmenters = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
+    classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+    bare, _, backbone = name.partition(":")
+    stored = Path(name).is_dir() or "/" in name
+    if not stored and bare not in segmenters and bare not in classifiers:
+        raise SpecError(
+            f"hf:{name} is no folder, no id such as nvidia/segformer-b0-finetuned-ade-512-512, and no vision model of "
+            f"transformers{close_to(bare, [*segmenters, *classifiers])}"
+        )
+
+    def config_of(local: bool) -> Any:
+        if stored:
+            return hf.AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+        return hf.AutoConfig.for_model(bare, **({"backbone_config": _backbone(hf, backbone)} if backbone else {}))
+
+    def segments(config: Any) -> bool:
+        # A saved model names its class; a bare name means the classifier where there is one, except for SegFormer.
+        told = " ".join(config.architectures or ())
+        return "Segmentation" in told if told else config.model_type in {*segmenters} - ({*classifiers} - {"segformer"})
+
+    def auto(config: Any) -> Any:
+        return hf.AutoModelForSemanticSegmentation if segments(config) else hf.AutoModelForImageClassification
+
+    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        try:
+            config = config_of(local=True)
+        except OSError as error:
+            hint = "weights default fetches it" if not Path(name).is_dir() else "save the model with save_pretrained"
+            raise SpecError(f"hf:{name}: there is no configuration of it here ({first_line(error)}); {hint}") from error
+        if classes is not None or not stored:
+            config.num_labels = classes or (_SEGMENTATION_CLASSES if segments(config) else 1000)
+        return auto(config).from_config(config)
+
+    def pretrained() -> nn.Module:
+        if not stored:
+            raise SpecError(
+                f"hf:{name} is a configuration without weights; name a folder or an id, as hf:microsoft/resnet-18"
+            )
+        return auto(config_of(local=False)).from_pretrained(name, trust_remote_code=False)
+
+    def preprocess(kind: str, model: nn.Module) -> Preprocess:
+        if stored and (kind == "default" or (Path(name) / "preprocessor_config.json").is_file()):
+            return from_transformers(hf.AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict())
+        if task(model) == "segmentation":
+            return Preprocess(resize=None, crop=None)
+        size = _side(getattr(model.config, "image_size", 224))
+        return Preprocess(resize=size, crop=size)
+
+    def task(model: Any) -> str:
+        return "segmentation" if type(model).__name__ in segmenters.values() else "classification"
+
+    def classes(model: Any) -> tuple[str, ...]:
+        names = tuple(model.config.id2label[i] for i in sorted(model.config.id2label))
+        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in names) else names
+
+    return Recipe(build, pretrained, preprocess, task, classes)
+
+
+def _backbone(hf: Any, name: str) -> Any:
+    if name not in hf.CONFIG_MAPPING:
+        raise SpecError(f"transformers has no backbone {name!r}{close_to(name, list(hf.CONFIG_MAPPING.keys()))}")
+    return hf.AutoConfig.for_model(name, out_features=["stage1", "stage2", "stage3", "stage4"])
+
+
+def from_transformers(settings: Mapping[str, Any]) -> Preprocess:
+    """The `to_dict()` of a transformers image processor as Preprocess."""
+    get = settings.get
+    size = get("size") or {}
+    side: int | None = size.get("shortest_edge")
+    crop: tuple[int, int] | None = None
+    resize = side if side else (size["height"], size["width"]) if "height" in size else None
+    if side and get("crop_pct") is not None:  # ConvNeXt's way: large images are squeezed, smaller ones are cut
+        crop = (side, side)
+        resize = crop if side >= 384 else int(side / settings["crop_pct"])
+    if get("do_center_crop"):
+        crop = (settings["crop_size"]["height"], settings["crop_size"]["width"])
+    top = 255 * (get("rescale_factor", 1 / 255) if get("do_rescale", True) else 1)  # what 255 is when the mean is taken
+    mean, std = (get("image_mean"), get("image_std")) if get("do_normalize") else ([0.0] * 3, [1.0] * 3)
+    return Preprocess(
+        resize=resize if get("do_resize", True) else None,
+        crop=crop,
+        mean=tuple(v / top for v in mean or ()),
+        std=tuple(v / top for v in std or ()),
+        interpolation=("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")[int(get("resample", 2))],
+        channels="BGR" if get("do_flip_channel_order") else "RGB",
+    )
+
+
+RECIPES: dict[str, Callable[[str], Recipe]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}
