@@ -277,12 +277,16 @@ def from_transformers(settings: Mapping[str, Any]) -> Preprocess:
     if get("do_center_crop"):
         crop = (settings["crop_size"]["height"], settings["crop_size"]["width"])
     top = 255 * (get("rescale_factor", 1 / 255) if get("do_rescale", True) else 1)  # what 255 is when the mean is taken
-    mean, std = (get("image_mean"), get("image_std")) if get("do_normalize") else ([0.0] * 3, [1.0] * 3)
+    mean, std = (settings["image_mean"], settings["image_std"]) if get("do_normalize") else ([0.0] * 3, [1.0] * 3)
+    if get("rescale_offset"):
+        mean = [v + 1 for v in mean]
+    if get("include_top"):  # EfficientNet's processor divides by std twice, as its weights were trained
+        std = [v * v for v in std]
     return Preprocess(
         resize=resize if get("do_resize", True) else None,
         crop=crop,
-        mean=tuple(v / top for v in mean or ()),
-        std=tuple(v / top for v in std or ()),
+        mean=tuple(v / top for v in mean),
+        std=tuple(v / top for v in std),
         interpolation=("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")[int(get("resample", 2))],
         channels="BGR" if get("do_flip_channel_order") else "RGB",
     )
