@@ -1,0 +1,206 @@
+"""model + example -> Graph: batch-dynamic, functional, and the user's model untouched."""
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from unstride.errors import CaptureError, InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What the model computes, one functional op after another, for any batch size.
+
+    `nodes` are in topological order; `constants` holds parameters, buffers and lifted tensors by placeholder name.
+    """
+
+    fx: FxGraph
+    image: Node
+    constants: dict[str, Tensor]
+    leaves: tuple[Any, ...]  # output leaves: nodes, or plain Python values
+    out_spec: pytree.TreeSpec
+    size: tuple[int, int]
+    channels: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [n for n in self.fx.nodes if n.op == "call_function"]
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        """Output leaves -> the structure that the model returns (tensor, tuple, dict, ModelOutput)."""
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+    def __repr__(self) -> str:
+        h, w = self.size
+        return f"Graph({len(self.nodes)} ops, image (B, {self.channels}, {h}, {w}), {len(self.leaves)} output(s))"
+
+
+def check_images(images: Any, what: str = "images") -> Tensor:
+    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor (B, C, H, W)")
+    if images.ndim != 4:
+        raise InputError(
+            f"{what}: got shape {tuple(images.shape)}, wanted (B, C, H, W); for one image (C, H, W) pass image.unsqueeze(0)"
+        )
+    if not images.is_floating_point():
+        raise InputError(
+            f"{what}: got dtype {images.dtype}, wanted floating point: apply the model's preprocessing first"
+        )
+    if images.shape[0] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
+        raise InputError(f"{what}: got shape {tuple(images.shape)}, wanted at least one image and one pixel")
+    return images
+
+
+@contextlib.contextmanager
+def frozen_eval(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, without gradients; each module's own mode is put back afterwards, whatever happens."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        for m, _ in modes:
+            m.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def capture(model: nn.Module, example: Tensor) -> Graph:
+    """Export `model` once for all batch sizes at the example's image size.
+
+    Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    check_images(example, "example")
+    with frozen_eval(model):
+        # Batch 1 would be specialised by export, so it sees two rows; they differ so that nothing folds into a constant.
+        pair = torch.cat([example[:1], example[:1].flip(-1) + 0.01])
+        try:
+            expected = model(pair)
+        except Exception as error:
+            raise CaptureError(
+                f"the model raised {type(error).__name__} on an example of shape {tuple(pair.shape)}: {error}. "
+                "Pass an example of the size, channels, dtype and device that the model accepts."
+            ) from error
+        program = _export(model, pair)
+        graph = _graph(program, pair)
+        _verify(graph, pair, expected)
+    return graph
+
+
+def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
+            return program.run_decompositions({})
+        except Exception as first:
+            try:  # the slower tracer takes a few models that the first one does not
+                program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=True)
+                return program.run_decompositions({})
+            except Exception:
+                reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
+                raise CaptureError(
+                    f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}. "
+                    "Models whose control flow or output size depends on pixel values, or whose batch size is fixed, "
+                    "cannot be used; wrap the part that is a plain function of the image."
+                ) from first
+
+
+def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
+    signature = program.graph_signature
+    state = {**program.state_dict, **program.constants}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    constants = {placeholder: state[target].detach() for placeholder, target in names.items()}
+    fx = program.graph
+    image = next(n for n in fx.nodes if n.op == "placeholder" and n.name == signature.user_inputs[0])
+    outputs = list(next(n for n in fx.nodes if n.op == "output").args[0])
+    kinds = [spec.kind.name for spec in signature.output_specs]
+    leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
+    out_spec = program.call_spec.out_spec
+    if out_spec is None or not any(isinstance(leaf, Node) for leaf in leaves):
+        raise CaptureError("the model returns no tensor that depends on the image; unstride needs logits or a logit map")
+    return Graph(
+        fx=fx,
+        image=image,
+        constants=constants,
+        leaves=leaves,
+        out_spec=out_spec,
+        size=(int(pair.shape[2]), int(pair.shape[3])),
+        channels=int(pair.shape[1]),
+        dtype=pair.dtype,
+        device=pair.device,
+    )
+
+
+def run_nodes(graph: Graph, images: Tensor) -> Iterator[tuple[Node, Any]]:
+    """Execute node by node, yielding each node with its value; a value is dropped after its last use."""
+    env: dict[Node, Any] = {}
+    for n in graph.fx.nodes:
+        if n.op == "placeholder":
+            env[n] = images if n is graph.image else graph.constants.get(n.name)
+    last: dict[Node, Node] = {}
+    for n in graph.nodes:
+        for source in n.all_input_nodes:
+            last[source] = n
+    for n in graph.nodes:
+        args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda a: env[a])  # type: ignore[attr-defined]
+        value = n.target(*args, **kwargs)  # type: ignore[operator]
+        env[n] = value
+        yield n, value
+        for source in n.all_input_nodes:
+            if last[source] is n:
+                env.pop(source, None)
+
+
+def _verify(graph: Graph, pair: Tensor, expected: Any) -> None:
+    """The graph must give what the model gave, and take another batch size than the one it was captured with."""
+    wanted = pytree.tree_leaves(expected)
+    triple = torch.cat([pair, pair[:1]])
+    nodes = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
+    found: dict[Node, Any] = {graph.image: triple}
+    for n, value in run_nodes(graph, triple):
+        if n in nodes:
+            found[n] = value
+    for leaf, reference in zip(graph.leaves, wanted, strict=True):
+        if isinstance(leaf, Node) and isinstance(reference, Tensor):
+            value = found[leaf]
+            if value.shape[1:] != reference.shape[1:] or value.shape[0] * 2 != reference.shape[0] * 3:
+                raise CaptureError(
+                    f"an output has shape {tuple(reference.shape)} for 2 images and {tuple(value.shape)} for 3: "
+                    "the first dimension of every output must be the batch"
+                )
+            scale = reference.abs().amax().clamp(min=1e-6)
+            head = value[: reference.shape[0]]
+            if not torch.allclose(head / scale, reference / scale, atol=tolerance(reference.dtype), equal_nan=True):
+                raise CaptureError(
+                    f"the captured graph differs from the model by {((head - reference).abs().amax() / scale).item():.1e} "
+                    "(relative): the model is not a deterministic function of each image alone"
+                )
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two orders of the same sums may lie apart, relative to the largest value."""
+    return {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}.get(dtype, 2e-4)
+
+
+def is_getitem(node: Node) -> bool:
+    return node.target is operator.getitem

@@ -1,0 +1,454 @@
+"""Graph -> Subsampling: strided ops joined into layers, where features end, and everything that was left out, with its reason."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from unstride.capture import Graph
+from unstride.grids import Grid, grid_of
+from unstride.positions import Pos, Site, Trace, Window, _Lost, has_axis, op_name, walk
+from unstride.states import StateSpace
+
+_CLOSE = 1e-2
+
+
+@dataclass(frozen=True)
+class SubsamplingLayer:
+    """A group of strided ops that move together. `cost`: MACs behind it, as a share of a plain forward."""
+
+    index: int
+    rate: tuple[int, int]
+    ops: tuple[tuple[str, str], ...]  # (module path, kind)
+    stride: tuple[int, int]  # cumulative, after this layer
+    map: tuple[int, int]
+    cost: float
+
+    def __str__(self) -> str:
+        ops = " + ".join(path for path, _ in self.ops)
+        return (
+            f"{self.index}: x{self.rate[0]}x{self.rate[1]}  {ops}  (stride {self.stride[0]}, {self.map[0]}x{self.map[1]} cells, "
+            f"one more state costs {self.cost:.0%})"
+        )
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A strided op that is no layer, and why."""
+
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """`node` reads `operand` moved by sum_l s_l * steps[l] cells (layers from 1); sites and followers alike."""
+
+    node: Node
+    operand: Node
+    steps: tuple[dict[int, int], dict[int, int]]
+    grid: Grid
+    site: Site | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """The value that states are aggregated at: its node, its grid (None: no grid) and which layers move it."""
+
+    node: Node
+    grid: Grid | None
+
+
+@dataclass(frozen=True, eq=False)
+class Subsampling:
+    """What a graph throws away, and all that the engine must know to get it back."""
+
+    layers: tuple[SubsamplingLayer, ...]
+    left_out: tuple[LeftOut, ...]
+    unknown: tuple[str, ...]
+    shifts: tuple[Shift, ...]
+    level: dict[Node, int]
+    paths: dict[Node, tuple[frozenset[int], frozenset[int]]]  # layers that have moved a value, per axis
+    strides: tuple[tuple[float, float], ...]  # cell size before each layer, in pixels
+    trace: Trace = field(repr=False)
+
+    @property
+    def space(self) -> StateSpace:
+        return StateSpace(tuple(layer.rate for layer in self.layers), self.strides)
+
+    def grid(self, node: Node) -> Grid | None:
+        pos = self.trace.pos.get(node)
+        return grid_of(pos) if isinstance(pos, Pos) else None
+
+
+class _Groups:
+    """Union-find over sites."""
+
+    def __init__(self, n: int) -> None:
+        self.parent = list(range(n))
+
+    def find(self, i: int) -> int:
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
+        return i
+
+    def join(self, i: int, j: int) -> bool:
+        i, j = self.find(i), self.find(j)
+        self.parent[max(i, j)] = min(i, j)
+        return i != j
+
+
+def find_layers(graph: Graph, trace: Trace | None = None) -> Subsampling:
+    """Analyse a graph: what it subsamples, which ops move together, what cannot be used."""
+    return _Analysis(graph, trace or walk(graph)).run()
+
+
+class _Analysis:
+    def __init__(self, graph: Graph, trace: Trace) -> None:
+        self.graph, self.trace = graph, trace
+        self.grids: dict[Node, Grid | None] = {}
+        self.left: dict[str, str] = {}
+        self.sites = [s for s in self._all_sites() if self._usable(s)]
+        self.order = {n: i for i, n in enumerate(graph.fx.nodes)}
+        self.sites.sort(key=lambda s: self.order[s.node])
+        self.at: dict[Node, list[int]] = defaultdict(list)
+        for i, s in enumerate(self.sites):
+            self.at[s.node].append(i)
+        self.pinned: dict[int, str] = {}
+
+    def grid(self, n: Node) -> Grid | None:
+        if n not in self.grids:
+            pos = self.trace.pos.get(n)
+            self.grids[n] = grid_of(pos) if isinstance(pos, Pos) else None
+        return self.grids[n]
+
+    def name(self, n: Node) -> str:
+        return f"{module_path(n)} ({op_name(n)})"
+
+    # -- sites
+    def _all_sites(self) -> list[Site]:
+        sites = [self._through_pad(s) for s in self.trace.sites]
+        for n in self.trace.merges:
+            sites += self._merge_sites(n)
+        return sites
+
+    def _merge_sites(self, n: Node) -> list[Site]:
+        """Patch merging by reshapes: the op that mixes neighbours, and the last value before it that is a plain grid."""
+        pos = self.trace.pos[n]
+        out = self.grid(n)
+        if not isinstance(pos, Pos) or out is None:
+            self.left[self.name(n)] = "mixes neighbouring positions in a way without a rule"
+            return []
+        found: list[Site] = []
+
+        def back(node: Node, seen: int) -> None:
+            for source in dict.fromkeys([*self.trace.sources[node][0], *self.trace.sources[node][1]]):
+                grid = self.grid(source)
+                if grid is None and seen < 32 and source.op == "call_function":
+                    back(source, seen + 1)
+                elif grid is not None:
+                    rate = [round(o / g) if g else 1 for o, g in zip(out.spacing, grid.spacing, strict=True)]
+                    exact = all(
+                        g == 0 or abs(o - r * g) < _CLOSE * o
+                        for o, g, r in zip(out.spacing, grid.spacing, rate, strict=True)
+                    )
+                    if max(rate) > 1 and exact:
+                        found.append(Site(node, source, "merge", (max(rate[0], 1), max(rate[1], 1))))
+                    elif not exact:
+                        self.left[self.name(n)] = "mixes neighbouring positions in a way without a rule"
+
+        back(n, 0)
+        return list({(s.node, s.operand): s for s in found}.values())
+
+    def _through_pad(self, s: Site) -> Site:
+        """A reflecting (replicating, circular) pad before a window is part of the window: it must go on beyond its own end."""
+        p = s.operand
+        if s.windows is None or p.op != "call_function" or op_name(p) not in ("pad", "reflection_pad2d", "replication_pad2d"):
+            return s
+        mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(op_name(p)) or (
+            p.args[2] if len(p.args) > 2 else p.kwargs.get("mode", "constant")
+        )
+        pads = [int(v) for v in p.args[1]]  # type: ignore[union-attr, arg-type]
+        if mode == "constant" or len(pads) != 4 or any(w.start for w in s.windows):
+            return s
+        wy, wx = s.windows
+        windows = (replace(wy, start=pads[2], end=wy.end + pads[3]), replace(wx, start=pads[0], end=wx.end + pads[1]))
+        return replace(s, windows=windows, reads=p.args[0], mode=mode)
+
+    def _usable(self, s: Site) -> bool:
+        grid = self.grid(s.operand)
+        if grid is not None and (s.windows is None or (not grid.tokens and {*grid.dims} <= {2, 3, None})):
+            return True
+        self.left[self.name(s.node)] = "its input is not a plain map of the image (windows or mixed positions)"
+        return False
+
+    # -- paths and groups
+    def run(self) -> Subsampling:
+        self.groups = _Groups(len(self.sites))
+        while not self._settle():
+            pass
+        wanted = self._wanted()
+        members: dict[int, list[int]] = defaultdict(list)
+        for i in range(len(self.sites)):
+            if i not in self.pinned:
+                members[self.groups.find(i)].append(i)
+        chosen = sorted((g for g in members if g in wanted), key=lambda g: (max(self._weight(g)), members[g][0]))
+        index = {g: k for k, g in enumerate(chosen, 1)}
+        for i, s in enumerate(self.sites):
+            if i in self.pinned:
+                self.left[self.name(s.node)] = self.pinned[i]
+            elif self.groups.find(i) not in index:
+                self.left[self.name(s.node)] = "side path: its grid never returns to the main path (keys/values, gates)"
+        for n, reason in self.trace.passed.items():
+            self.left.setdefault(self.name(n), reason)
+        shifts = self._shifts(index)
+        level = self._levels(shifts)
+        self._cost = self._behind(level, len(chosen))
+        layers = tuple(self._layer(k, members[g], index) for g, k in index.items())
+        paths = {
+            n: tuple(frozenset(index[g] for g in map(self.groups.find, p) if g in index) for p in pair)
+            for n, pair in self.path.items()
+        }
+        return Subsampling(
+            layers=layers,
+            left_out=tuple(LeftOut(op, reason) for op, reason in sorted(self.left.items())),
+            unknown=tuple(f"{self.name(n)}: {why}" for n, why in self.trace.unknown.items()),
+            shifts=tuple(shifts),
+            level=level,
+            paths=paths,  # type: ignore[arg-type]
+            strides=tuple(self._weight(g) for g in chosen),
+            trace=self.trace,
+        )
+
+    def _weight(self, g: int) -> tuple[float, float]:
+        """Cell size of a group's input, per axis; 0 where it does not subsample that axis."""
+        out = [0.0, 0.0]
+        for i, s in enumerate(self.sites):
+            if i not in self.pinned and self.groups.find(i) == g:
+                for a in (0, 1):
+                    if s.rate[a] > 1:
+                        out[a] = self.grid(s.operand).spacing[a]  # type: ignore[union-attr]
+        return out[0], out[1]
+
+    def _settle(self) -> bool:
+        """One pass over the graph: True when nothing was joined or pinned, so that paths and follows are final."""
+        self.path: dict[Node, tuple[frozenset[int], frozenset[int]]] = {}
+        self.follow: dict[tuple[Node, Node], tuple[set[int], set[int]]] = {}
+        changed = False
+        for i, s in enumerate(self.sites):  # x[:, :, ::2, ::2] is two slices and one layer
+            for j in self.at[s.operand]:
+                if s.kind == "slice" and self.sites[j].kind == "slice" and i not in self.pinned and j not in self.pinned:
+                    changed |= self.groups.join(i, j)
+        for n in self.graph.fx.nodes:
+            if n.op == "output":
+                continue
+            paths = []
+            for a in (0, 1):
+                sources = self.trace.sources.get(n, ([], []))[a]
+                incoming = {source: self._incoming(n, source, a) for source in sources}
+                joined = self._join(n, a, incoming)
+                if joined is None:
+                    return False
+                merged, did = joined
+                changed |= did
+                paths.append(merged)
+            self.path[n] = (paths[0], paths[1])
+        return not changed
+
+    def _incoming(self, n: Node, source: Node, a: int) -> frozenset[int]:
+        path = self.path.get(source, (frozenset(), frozenset()))[a]
+        here = {
+            i for i in self.at[n] if self.sites[i].operand is source and self.sites[i].rate[a] > 1 and i not in self.pinned
+        }
+        return frozenset(self.groups.find(i) for i in {*path, *here})
+
+    def _join(self, n: Node, a: int, incoming: dict[Node, frozenset[int]]) -> tuple[frozenset[int], bool] | None:
+        """Where values meet, their paths must agree: the same layers, or followers that can be moved by whole cells."""
+        if not incoming:
+            return frozenset(), False
+        changed = False
+        union = frozenset().union(*incoming.values())
+        first = max(incoming.values(), key=len)
+        for path in incoming.values():
+            mine, other = sorted(first - path, key=self._key(a)), sorted(path - first, key=self._key(a))
+            for g, h in zip(mine, other, strict=False):
+                if self._key(a)(g)[:2] == self._key(a)(h)[:2]:
+                    changed |= self.groups.join(g, h)
+        if changed:
+            incoming = {s: frozenset(self.groups.find(g) for g in p) for s, p in incoming.items()}
+            union = frozenset().union(*incoming.values())
+        for source, path in incoming.items():
+            missing = union - path
+            if not missing:
+                continue
+            reason = self._cannot_follow(source, missing, a)
+            if reason is not None:
+                for i in range(len(self.sites)):
+                    if self.groups.find(i) in missing and i not in self.pinned:
+                        self.pinned[i] = f"meets another grid at {self.name(n)}, which {reason}"
+                return None
+            self.follow.setdefault((n, source), (set(), set()))[a].update(missing)
+        return union, changed
+
+    def _key(self, a: int) -> Any:
+        def key(g: int) -> tuple[float, int, int]:
+            site = next(
+                s for i, s in enumerate(self.sites) if self.groups.find(i) == self.groups.find(g) and s.rate[a] > 1
+            )
+            return round(self.grid(site.operand).spacing[a], 3), site.rate[a], g  # type: ignore[union-attr]
+
+        return key
+
+    def _cannot_follow(self, source: Node, missing: Iterable[int], a: int) -> str | None:
+        if isinstance(self.trace.pos.get(source), _Lost):
+            return "has lost its position at an op without a rule"
+        grid = self.grid(source)
+        if grid is None:
+            return "is not a plain grid and cannot be moved along"
+        for g in missing:
+            cells = self._weight(g)[a] / grid.spacing[a] if grid.spacing[a] else 0.5
+            if abs(cells - round(cells)) > _CLOSE or round(cells) < 1:
+                return "cannot be moved along by whole cells"
+        return None
+
+    # -- what is on the main path
+    def _wanted(self) -> set[int]:
+        """Groups that move a value from which the outputs are made (not those that only reach them through gates or keys)."""
+        out: set[int] = set()
+        for n in self.final_maps():
+            out |= {self.groups.find(i) for p in self.path[n] for i in p}
+        return out
+
+    def final_maps(self) -> list[Node]:
+        """Values with a position that are outputs, or are last seen with one by a node from which no position returns."""
+        leaves = [leaf for leaf in self.graph.leaves if isinstance(leaf, Node)]
+        returns: set[Node] = set()  # nodes from which a value with a position can still be reached
+        for n in reversed(list(self.graph.fx.nodes)):
+            if self._placed(n) or any(u in returns for u in n.users):
+                returns.add(n)
+        needed = _ancestors(leaves)
+        return [
+            n
+            for n in self.graph.fx.nodes
+            if n in needed
+            and self._placed(n)
+            and (n in leaves or any(u in needed and u not in returns for u in n.users if u.op != "output"))
+        ]
+
+    def _placed(self, n: Node) -> bool:
+        p = self.trace.pos.get(n)
+        parts = p if isinstance(p, list) else [p]
+        return any(has_axis(q, 0) or has_axis(q, 1) for q in parts)
+
+    # -- what the engine needs
+    def _shifts(self, index: dict[int, int]) -> list[Shift]:
+        shifts = []
+        for i, s in enumerate(self.sites):
+            k = index.get(self.groups.find(i))
+            if k is not None and i not in self.pinned:
+                steps = tuple({k: 1} if r > 1 else {} for r in s.rate)
+                shifts.append(Shift(s.node, s.operand, steps, self.grid(s.operand), s))  # type: ignore[arg-type]
+        for (n, source), axes in self.follow.items():
+            grid = self.grid(source)
+            assert grid is not None
+            steps = tuple(
+                {index[g]: round(self._weight(g)[a] / grid.spacing[a]) for g in map(self.groups.find, axes[a]) if g in index}
+                for a in (0, 1)
+            )
+            if any(steps):
+                shifts.append(Shift(n, source, steps, grid))  # type: ignore[arg-type]
+        return shifts
+
+    def _levels(self, shifts: list[Shift]) -> dict[Node, int]:
+        own: dict[Node, int] = defaultdict(int)
+        for s in shifts:
+            own[s.node] = max(own[s.node], *s.steps[0], *s.steps[1], 0)
+        level: dict[Node, int] = {}
+        for n in self.graph.fx.nodes:
+            level[n] = max([own[n], *(level[i] for i in n.all_input_nodes)], default=0)
+        return level
+
+    def _behind(self, level: dict[Node, int], layers: int) -> list[float]:
+        total = sum(self.trace.macs.values()) or 1
+        needed = _ancestors([leaf for leaf in self.graph.leaves if isinstance(leaf, Node)])
+        behind = [0] * (layers + 1)
+        for n, count in self.trace.macs.items():
+            if n in needed:
+                for k in range(level[n] + 1):
+                    behind[k] += count
+        return [b / total for b in behind]
+
+    def _layer(self, k: int, members: list[int], index: dict[int, int]) -> SubsamplingLayer:
+        sites = [self.sites[i] for i in members]
+        rate = tuple(max(s.rate[a] for s in sites) for a in (0, 1))
+        weight = self._weight(self.groups.find(members[0]))
+        stride = tuple(round(weight[a] * rate[a]) if weight[a] else 1 for a in (0, 1))
+        size = next((g.size for s in sites if (g := self._after(s)) is not None), (0, 0))
+        ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
+        return SubsamplingLayer(k, rate, ops, stride, size, self._cost[k])  # type: ignore[arg-type]
+
+    def _after(self, s: Site) -> Grid | None:
+        if s.kind != "merge":
+            return self.grid(s.node)
+        operand = self.grid(s.operand)
+        assert operand is not None
+        return replace(operand, size=(-(-operand.size[0] // s.rate[0]), -(-operand.size[1] // s.rate[1])))
+
+
+def _ancestors(nodes: Iterable[Node]) -> set[Node]:
+    seen: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        n = stack.pop()
+        if n not in seen:
+            seen.add(n)
+            stack += n.all_input_nodes
+    return seen
+
+
+def module_path(n: Node) -> str:
+    """Where in the user's model an op lives: `layer2.0.downsample.0`."""
+    stack = n.meta.get("nn_module_stack")
+    if not stack:
+        return n.name
+    path = str(list(stack.values())[-1][0])
+    return path.removeprefix("L__self___").removeprefix("L['self'].") or n.name
+
+
+def feature_node(graph: Graph, found: Subsampling, leaf: Node) -> Node | None:
+    """The last single value with a position through which everything to `leaf` must pass; None if there is none."""
+    needed = _ancestors([leaf])
+    nodes = [n for n in graph.fx.nodes if n in needed and (n is graph.image or _from_image(n, graph))]
+    last: dict[Node, int] = {}
+    order = {n: i for i, n in enumerate(nodes)}
+    for n in nodes:
+        for i in n.all_input_nodes:
+            last[i] = order[n]
+    best = None
+    live: set[Node] = set()
+    for i, n in enumerate(nodes):
+        live = {v for v in live if last.get(v, -1) > i}
+        if last.get(n, -1) > i or n is leaf:
+            live.add(n)
+        if live == {n} and isinstance(found.trace.pos.get(n), Pos):
+            best = n
+    return best
+
+
+def _from_image(n: Node, graph: Graph) -> bool:
+    memo: dict[Node, bool] = n.graph.__dict__.setdefault("_from_image", {})
+    if n not in memo:
+        for m in n.graph.nodes:
+            memo[m] = m is graph.image or (
+                m.op == "call_function"
+                and any(memo.get(i, False) for i in m.all_input_nodes)
+                and not isinstance(m.meta.get("val"), torch.SymInt)
+            )
+    return memo[n]
+
+
+__all__ = ["Feature", "LeftOut", "Shift", "Subsampling", "SubsamplingLayer", "Window", "feature_node", "find_layers"]
