@@ -1,4 +1,4 @@
-"""Logits of views, computed once: files named by what they depend on, written all or nothing: any stop can be resumed."""
+"""Logits of views: files named after what they hold, written all or nothing, so that a fit can be resumed."""
 
 import hashlib
 import re

@@ -53,7 +53,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {
-    # Without a number, intensity says how far from a photograph the result is: a mirrored one is one, a negative is not.
+    # Without a number, intensity says how far from a photo the result is: a mirrored one is one, a negative is not.
     "Identity": Rule(),
     "FlipLR": Rule(choices=(None, True, False)),
     "FlipUD": Rule(base=1.0),

@@ -106,7 +106,8 @@ class TTA(nn.Module):
     def see(self, images: Tensor, view: View) -> Tensor:
         """What the model is given for a view of images (B, C, H, W)."""
         size = self.crop or (int(images.shape[-2]), int(images.shape[-1]))
-        pixels = views.needs_pixels(view)
+        padded = size[0] > images.shape[-2] or size[1] > images.shape[-1]  # with black, which is not 0 once normalised
+        pixels = padded or views.needs_pixels(view)
         if pixels:
             images = self._to_pixels(images, views.changes_values(view))
         seen = (
@@ -132,9 +133,9 @@ class TTA(nn.Module):
         """`report = tta.fit(loader)`: learn the weights from (images, labels) batches, normalised as for forward.
 
         The logits of all the views are computed once, into `cache_dir` (4 bytes x views x images x classes): a killed
-        fit, and a fit with another method or budget, goes on from there. Without `val_loader` one image in five, drawn with
-        `seed`, validates. A loader must give the same batches each time to find them in the cache: no shuffling, no
-        random augmentation.
+        fit, and a fit with another method or budget, goes on from there. Without `val_loader` one image in five, drawn
+        with `seed`, validates. A loader must give the same batches each time to find them in the cache: no shuffling,
+        no random augmentation.
         """
         if self.task != "classification" or not self.method.learned:
             raise OptionError(
@@ -347,6 +348,11 @@ def _with_item(output: Any, key: str, value: Tensor) -> Any:
 
 def _split(blocks: list[Block], val_blocks: list[Block] | None, budget: int, seed: int) -> tuple[Rows, Rows]:
     """Training and validation rows; without validation blocks, one image in five of the training ones."""
+    classes = blocks[0].load().shape[-1]
+    labels = torch.cat([block.labels for block in blocks + (val_blocks or [])])
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        low, high = int(labels.min()), int(labels.max())
+        raise DataError(f"labels go from {low} to {high}, the model has {classes} classes: 0 to {classes - 1}.")
     if val_blocks is not None:
         return Rows(blocks, [None] * len(blocks), budget), Rows(val_blocks, [None] * len(val_blocks), budget)
     sizes = [len(block.labels) for block in blocks]

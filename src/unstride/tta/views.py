@@ -1,7 +1,7 @@
 """Views at work: the ops of a policy on tensors and PIL images, and their way back on a segmentation output.
 
-An op is torchvision's (`transforms.v2.functional`) or Pillow's own; nothing is random. Pixels from outside the image are
-black, geometry is nearest-neighbour as in both libraries' defaults, resizing is bilinear with antialiasing.
+An op is torchvision's (`transforms.v2.functional`) or Pillow's own; nothing is random. Pixels from outside the image
+are black, geometry is nearest-neighbour as in both libraries' defaults, resizing is bilinear with antialiasing.
 """
 
 import math
@@ -27,18 +27,13 @@ _NO_WAY_BACK = {"Rotate", "CropBilinear", "ShearX", "ShearY", "FiveCrop"}
 
 
 def needs_pixels(view: View) -> bool:
-    """True where the view must see values in [0, 1]; flips are as right on a normalised tensor."""
-    return any(op.name not in _REARRANGE and not _does_nothing(op) for op in view.ops)
+    """True where the view must see values in [0, 1]; flips and crops are as right on a normalised tensor."""
+    return any(op.name not in _REARRANGE | {"FiveCrop"} and not _does_nothing(op) for op in view.ops)
 
 
 def changes_values(view: View) -> bool:
     """True where an op reads values as colours, so that a tensor out of [0, 1] would give nonsense."""
     return any(op.name not in _REARRANGE | _GEOMETRY for op in view.ops)
-
-
-def is_identity(view: View) -> bool:
-    """True where the view is the image itself (centre crop included)."""
-    return all(op.name == "Identity" or _does_nothing(op) or op.value == "Center" for op in view.ops)
 
 
 def apply(view: View, image: Picture, size: Size | None = None) -> Picture:
@@ -141,8 +136,7 @@ def _filter(kernel: Any) -> Callable[[Picture, Op], Picture]:
         weight = torch.tensor(weights, dtype=torch.float32, device=image.device).reshape(1, 1, height, width) / scale
         pixels = image.reshape(-1, channels, h, w)
         inside = conv2d(pixels.float(), weight.expand(channels, 1, height, width), groups=channels)
-        if not image.is_floating_point():
-            inside = (inside + 0.5).floor().clamp(0, 255)
+        inside = inside.clamp(0, 1) if image.is_floating_point() else (inside + 0.5).floor().clamp(0, 255)
         out = pixels.clone()
         out[..., height // 2 : h - height // 2, width // 2 : w - width // 2] = inside.to(image.dtype)
         return out.reshape(image.shape)
