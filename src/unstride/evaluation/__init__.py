@@ -1,0 +1,1 @@
+"""Does it help, and what does it cost: metrics, cost, one resumable loop, rows."""
