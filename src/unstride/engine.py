@@ -1,0 +1,205 @@
+"""Runs a graph for many states of many images: a prefix is computed once, suffixes run together in bounded batches."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from unstride.capture import Graph
+from unstride.errors import CaptureError, OptionError
+from unstride.movers import Rows
+from unstride.segments import Cutter, Segment
+from unstride.states import Selection, State
+from unstride.subsampling import Subsampling
+
+Request = tuple[int, State]  # (image, state)
+Key = tuple[int, tuple[Selection, ...]]  # image and the selections up to a level: a node of the prefix trie
+
+
+class Engine:
+    """`engine.start(images)` runs the plain network once; `run.add([(image, state), ...])` goes on from there.
+
+    `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
+    `max_bytes` bounds the working memory of a chunk of rows; results do not depend on it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        found: Subsampling,
+        taps: Sequence[Node],
+        plain: Sequence[Node] = (),
+        max_bytes: int = 256 << 20,
+        run_segment: Callable[[nn.Module], nn.Module] = lambda m: m,
+    ) -> None:
+        if max_bytes < 1:
+            raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
+        self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
+        self.max_bytes = max_bytes
+        self.cutter = Cutter(graph, found, run_segment)
+        self.depth = len(found.layers)
+        levels = range(self.depth + 1)
+        self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
+        self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
+        self.batches = {
+            n: self.cutter.batch(n) for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs] if n.op != "output"
+        }
+
+    def start(self, images: Tensor) -> "Run":
+        return Run(self, images)
+
+    def level_macs(self, level: int) -> int:
+        """MACs of one more prefix at this level: the weight of a trie node."""
+        return self.moved[level].macs
+
+    def trie_macs(self, states: Iterable[State]) -> int:
+        """MACs of a set of states of one image by its prefix trie: the floor, counted without running anything."""
+        states = list(states)
+        return sum(
+            len({s.selections[:k] for s in states}) * self.level_macs(k) for k in range(self.depth + 1)
+        )
+
+
+@dataclass(eq=False)
+class Block:
+    """Values of one chunk of trie nodes at one level."""
+
+    values: dict[Node, Tensor]
+
+
+@dataclass(eq=False)
+class Run:
+    """What has been computed so far for a batch of images. `macs` counts the work of each image."""
+
+    engine: Engine
+    images: Tensor
+    macs: list[int] = field(default_factory=list)
+    plain: dict[Node, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, depth = self.images.shape[0], self.engine.depth
+        self.macs = [0] * n
+        self.stored: list[dict[Key, tuple[Block, int]]] = [{} for _ in range(depth + 1)]
+        self.limit = {}  # type: ignore[var-annotated]
+        zero = State.zero(depth)
+        self.source = Block({self.engine.graph.image: self.images})
+        rows = list(range(n))
+        collected: dict[Node, list[Tensor]] = {v: [] for v in [*self.engine.taps, *self.engine.plain]}
+        for level in range(depth + 1):
+            keys: list[Key] = [(i, zero.selections[:level]) for i in rows]
+            self._level(level, keys, [zero] * n, self.engine.as_trained[level], collected)
+        self.plain = {v: torch.cat(parts) for v, parts in collected.items() if parts}
+        if self.engine.graph.image in collected:
+            self.plain[self.engine.graph.image] = self.images
+
+    def keep(self, levels: Iterable[int]) -> None:
+        """Forget stored prefixes of other levels: only layers after a kept level can be expanded without recomputing."""
+        wanted = set(levels)
+        for level in range(1, len(self.stored)):
+            if level not in wanted:
+                self.stored[level].clear()
+
+    def add(self, requests: Sequence[Request], keep: Iterable[int] | None = None) -> tuple[Tensor, ...]:
+        """Values of the taps for each (image, state), in order: one tensor (len(requests), ...) per tap.
+
+        `keep`: levels whose prefixes later requests will start from (all by default).
+        """
+        engine, depth = self.engine, self.engine.depth
+        kept = set(range(depth + 1)) if keep is None else set(keep)
+        todo: list[dict[Key, State]] = [{} for _ in range(depth + 1)]
+        for image, state in requests:
+            if not 0 <= image < len(self.macs):
+                raise OptionError(f"image {image}: this run has {len(self.macs)} images")
+            engine.found.space.parse(state)
+            level = depth
+            todo[depth][(image, state.selections)] = state
+            while level > 1 and (image, state.selections[: level - 1]) not in self.stored[level - 1]:
+                level -= 1
+                todo[level][(image, state.selections[:level])] = state
+        fresh: list[list[Key]] = []
+        collected: dict[Node, list[Tensor]] = {v: [] for v in engine.taps}
+        order: list[Key] = []
+        for level in range(1, depth + 1):
+            keys = list(todo[level])
+            fresh.append(keys)
+            if keys:
+                self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level], collected)
+                if level == depth:
+                    order = keys
+        for level, keys in enumerate(fresh, 1):
+            if level not in kept:
+                for key in keys:
+                    self.stored[level].pop(key, None)
+        where = {key: i for i, key in enumerate(order)}
+        index = [where[(image, state.selections)] for image, state in requests]
+        out = []
+        for tap in engine.taps:
+            if engine.found.level[tap] == depth:
+                value = torch.cat(collected[tap]) if len(collected[tap]) > 1 else collected[tap][0]
+                straight = index == list(range(len(order)))
+                out.append(value if straight else value[torch.tensor(index, device=value.device)])
+            else:
+                level = engine.found.level[tap]
+                places = tuple(self._place(tap, level, (i, s.selections[:level])) for i, s in requests)
+                out.append(Rows(places, engine.batches[tap]).gather())
+        return tuple(out)
+
+    # -- one level
+    def _level(
+        self, level: int, keys: list[Key], states: list[State], segment: Segment, collected: dict[Node, list[Tensor]]
+    ) -> None:
+        for image, _ in keys:
+            self.macs[image] += segment.macs
+        done = 0
+        chunk = self.limit.get(level) or max(1, self.engine.max_bytes // segment.bytes)
+        while done < len(keys):
+            part = slice(done, min(done + chunk, len(keys)))
+            try:
+                outputs = self._chunk(level, keys[part], states[part], segment)
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error) or chunk == 1:
+                    raise
+                chunk = self.limit[level] = max(1, min(chunk, len(keys) - done) // 2)
+                continue
+            block = Block(dict(zip(segment.outputs, outputs, strict=True)))
+            for row, key in enumerate(keys[part]):
+                self.stored[level][key] = (block, row)
+            for tap, parts in collected.items():
+                if tap in block.values:
+                    parts.append(block.values[tap])
+            done = part.stop
+
+    def _chunk(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:
+        values: list[Tensor | Rows] = []
+        for n in segment.inputs:
+            source_level = self.engine.found.level[n]
+            places = tuple(self._place(n, source_level, (image, path[:source_level])) for image, path in keys)
+            rows = Rows(places, self.engine.batches[n])
+            values.append(rows if n in segment.lazy else rows.gather())
+        with torch.no_grad():
+            return segment(len(keys), states, values)
+
+    def _place(self, n: Node, level: int, key: Key) -> tuple[Tensor, int]:
+        if n is self.engine.graph.image:
+            return self.images, key[0]
+        block, row = self.stored[level][key]
+        return block.values[n], row
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        "out of memory" in text or "allocate memory" in text or "defaultcpuallocator" in text
+    )
+
+
+def check_supported(graph: Graph, found: Subsampling) -> None:
+    if not any(isinstance(leaf, Node) for leaf in graph.leaves):
+        raise CaptureError("the model returns no tensor")
+
+
+__all__ = ["Engine", "Request", "Run"]
+_: Any = None
