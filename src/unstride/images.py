@@ -7,10 +7,10 @@ x = Preprocess()(image)          # (3, 224, 224), as ImageNet networks want it
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from unstride.errors import DataError, OptionError
 _torchvision.ensure_importable()
 from torchvision.transforms import InterpolationMode  # noqa: E402
 from torchvision.transforms import functional as TF  # noqa: E402
+
+Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -42,6 +45,24 @@ def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Imag
     Transparent pixels are composited on white. 16-bit values are scaled to 8 bits, not clipped; floats are read as
     0..1. Of an animation, the first frame. What is not a whole, plausible image raises DataError with its name.
     """
+    return _decoded(source, max_pixels, lambda image, name: _as_rgb(ImageOps.exif_transpose(image), name))
+
+
+def open_mask(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Array:
+    """The class indices in a mask file, (H, W): gray values, or indices into a palette, whatever its colours."""
+    return _decoded(source, max_pixels, _indices)
+
+
+def _indices(image: Image.Image, name: str) -> Array:
+    if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
+        raise DataError(
+            f"{name}: a mask with {image.mode} pixels; wanted one number per pixel: save it as a gray or palette PNG "
+            "whose values are class indices"
+        )
+    return np.asarray(image).astype(np.int64)
+
+
+def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Image.Image, str], _T]) -> _T:
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     if not isinstance(source, bytes) and not Path(source).is_file():
         raise DataError(f"{name}: no such image file")
@@ -55,7 +76,7 @@ def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Imag
                     "make the image smaller, or raise max_pixels if you trust it"
                 )
             image.load()
-            return _as_rgb(ImageOps.exif_transpose(image), name)
+            return finish(image, name)
     except DataError:
         raise
     except Exception as error:  # decoders raise nearly anything on a damaged file
@@ -73,7 +94,7 @@ def _as_rgb(image: Image.Image, name: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def _eight_bits(values: np.ndarray[Any, Any], name: str) -> np.ndarray[Any, Any]:
+def _eight_bits(values: Array, name: str) -> Array:
     """16-bit integers, or floats in 0..1, (H, W) -> uint8. Wider values have no range that everybody agrees on."""
     low, high = float(values.min()), float(values.max())
     top = 1.0 if values.dtype.kind == "f" else 65535.0

@@ -1,0 +1,125 @@
+"""Labelled images by name, for classification and segmentation.
+
+    data = load("imagenet:/data/imagenet", preprocess, limit=1000)
+    x, target = data.tensors(0)  # (C, H, W), and a class or a mask (H, W) with 255 where there is no label
+
+The name is KIND:PATH:
+
+    imagenet     val/ and train/ with a folder per class (wnid); or a flat val/ beside torchvision's meta.bin
+    flowers102   torchvision's flowers-102/: jpg/, imagelabels.mat, setid.mat
+    cifar10      torchvision's own files, also cifar100
+    folder       a folder per class, in sorted order as torchvision's ImageFolder
+    csv          lines of path,label; paths are relative to the file
+    npz          arrays x, uint8 (N, H, W, 3) or (N, H, W), and y (N,)
+    hf           saved by datasets' save_to_disk
+    cityscapes   leftImg8bit/ and gtFine/
+    ade20k       ADEChallengeData2016/: images/ and annotations/
+    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs; optional classes.txt with a
+                 name per line, and ignore.txt with the value of pixels without a label
+
+or `sample` and `sample-segmentation`, the embedded ones. Listing is quick; an image is decoded when it is read, so that
+a damaged one is an error (DataError, with its name) of that item only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from unstride.data import classification, segmentation
+from unstride.data.items import Item, Listing
+from unstride.errors import DataError, OptionError, SpecError
+from unstride.images import Preprocess
+from unstride.models.libraries import close_to
+
+__all__ = ["KINDS", "Dataset", "Item", "load"]
+
+KINDS = {**classification.KINDS, **segmentation.KINDS}
+_SMALL = 32 * 2**20  # bytes: up to here the fingerprint is of the contents
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Items in a fixed order. `data[i]` is listed, not decoded; `data.tensors(i)` is what a model wants."""
+
+    name: str
+    task: str
+    preprocess: Preprocess
+    listing: Listing
+    chosen: Sequence[int]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names, or () where only numbers are known."""
+        return self.listing.classes
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.listing.item(self.chosen[index])
+
+    def __iter__(self) -> Iterator[Item]:
+        return (self[i] for i in range(len(self)))
+
+    def tensors(self, index: int) -> tuple[Tensor, int | Tensor]:
+        """Item -> (C, H, W) as the model wants it, and its class, or its mask (H, W) at the size of the file."""
+        image, target = self[index].read()
+        return self.preprocess(image), target
+
+    def fingerprint(self) -> str:
+        """Of names, sizes and labels in their order, and of the contents where they are small; never of the path."""
+        items, digest = list(self), hashlib.sha256(repr((self.task, self.classes, self.listing.stamp)).encode())
+        small = sum(file.stat().st_size for item in items for file in item.files if file.is_file()) <= _SMALL
+        for item in items:
+            sizes = [file.stat().st_size if file.is_file() else None for file in item.files]
+            label = item.target if isinstance(item.target, int) else None
+            digest.update(repr((item.id, label, sizes)).encode())
+            for file in item.files if small else ():
+                digest.update(file.read_bytes() if file.is_file() else b"")
+        return digest.hexdigest()[:16]
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {self.task}, {len(self)} images, {len(self.classes) or 'unnamed'} classes)"
+
+
+def load(
+    name: str,
+    preprocess: Preprocess,
+    split: str | None = None,
+    limit: int | None = None,
+    classes: int | None = None,
+    ignore: int | None = None,
+) -> Dataset:
+    """The data set `name`, KIND:PATH (see the module's text).
+
+    split    which part; default: the one that the kind is usually evaluated on
+    limit    so many images, spread evenly over the whole, because data sets are often sorted by class
+    classes  of the model: labels that it cannot predict are an error that names the image
+    ignore   in `masks`, the value of pixels without a label, beside 255
+    """
+    kind, _, path = name.partition(":")
+    if kind not in KINDS:
+        kinds = ", ".join(k if k.startswith("sample") else f"{k}:PATH" for k in KINDS)
+        raise SpecError(f"data {name!r} is not understood; wanted one of {kinds}{close_to(kind, KINDS)}")
+    if bool(path) == kind.startswith("sample"):
+        raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
+    if limit is not None and limit < 1:
+        raise OptionError(f"limit is {limit}; wanted a positive number of images")
+    task = "segmentation" if kind in segmentation.KINDS else "classification"
+    if task == "segmentation" and preprocess.crop is not None:
+        raise OptionError(
+            f"the preprocessing crops to {preprocess.crop}, but a mask needs the whole image: use crop=None"
+        )
+    if ignore is not None and kind != "masks":
+        raise OptionError(f"ignore is {ignore}, but {kind} says itself which pixels have no label; leave it out")
+    listing = KINDS[kind](Path(path), split, classes, **({"ignore": ignore} if kind == "masks" else {}))
+    total = len(listing.entries)
+    if not total:
+        raise DataError(f"{name}: no image found" + (f" in split {split!r}" if split else ""))
+    count = min(limit or total, total)
+    return Dataset(name, task, preprocess, listing, [i * total // count for i in range(count)])

@@ -1,0 +1,262 @@
+"""Image classification data sets on disk. A reader is (path, split, classes of the model or None) -> Listing."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from unstride.data.items import (
+    Item,
+    Listing,
+    check_classes,
+    check_labels,
+    choose,
+    file_item,
+    folder,
+    no_split,
+    number,
+    of_arrays,
+)
+from unstride.errors import DataError
+from unstride.images import is_image_name, open_image
+
+_HEADERS = ("path", "file", "filename", "image")
+
+
+def _images_below(root: Path) -> list[str]:
+    """Paths of images relative to root, sorted; symbolic links followed, as torchvision does."""
+    found: list[str] = []
+    for here, _, names in os.walk(root, followlinks=True):
+        found.extend((Path(here) / n).relative_to(root).as_posix() for n in names if is_image_name(Path(n)))
+    return sorted(found)
+
+
+def _folders(root: Path) -> list[str]:
+    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
+    root = folder(path if split is None else path / split, "wanted a folder that holds a folder per class")
+    names = _folders(root)
+    if not names:
+        raise DataError(f"{root}: there is no folder in it; wanted one per class")
+    check_classes(root, len(names), classes)
+    entries = [(f"{name}/{image}", label) for label, name in enumerate(names) for image in _images_below(root / name)]
+    return Listing(entries, partial(file_item, root), tuple(names))
+
+
+def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
+    from timm.data import ImageNetInfo
+
+    from unstride.models.libraries import imagenet_names
+
+    split = choose(split, ("val", "train"), "imagenet")
+    index = {wnid: i for i, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
+    root = path / split if (path / split).is_dir() else folder(path, f"wanted a folder that holds {split}/")
+    wnids = [name for name in _folders(root) if re.fullmatch(r"n\d{8}", name)]
+    strangers = [wnid for wnid in wnids if wnid not in index]
+    if strangers:
+        raise DataError(
+            f"{root / strangers[0]}: not one of the 1000 classes of ImageNet; use folder:PATH for other classes"
+        )
+    if wnids:
+        # By wnid and not by position: a part of ImageNet keeps the labels of the whole.
+        entries = [(f"{wnid}/{image}", index[wnid]) for wnid in wnids for image in _images_below(root / wnid)]
+    elif split == "val" and (path / "meta.bin").is_file():
+        entries = _flat_imagenet(root, path / "meta.bin", index)
+    else:
+        raise DataError(
+            f"{root}: no folder n01440764, n01443537, ... in it, and no meta.bin beside it; let "
+            "torchvision.datasets.ImageNet(root, 'val') sort the archives once"
+        )
+    check_classes(root, len(index), classes)
+    return Listing(entries, partial(file_item, root), imagenet_names())
+
+
+def _flat_imagenet(root: Path, meta: Path, index: dict[str, int]) -> list[tuple[str, int]]:
+    """ILSVRC2012_val_00000001.JPEG, ... with the classes that torchvision keeps in meta.bin, in that order."""
+    try:
+        wnids = torch.load(meta, weights_only=True)[1]
+        labels = [index[wnid] for wnid in wnids]
+    except Exception as error:
+        raise DataError(f"{meta}: not the file that torchvision.datasets.ImageNet writes ({error!r})") from error
+    entries = []
+    for name in _images_below(root):
+        match = re.fullmatch(r"ILSVRC2012_val_(\d{8})", Path(name).stem)
+        if not match or not 1 <= int(match[1]) <= len(labels):
+            raise DataError(
+                f"{root / name}: not an image of the validation set; wanted ILSVRC2012_val_00000001.JPEG, ..."
+            )
+        entries.append((name, labels[int(match[1]) - 1]))
+    return entries
+
+
+def _flowers102(path: Path, split: str | None, classes: int | None) -> Listing:
+    from torchvision.datasets import Flowers102
+
+    split = choose(split, ("test", "train", "val"), "flowers102")
+    root = path / "flowers-102" if (path / "flowers-102").is_dir() else path
+    folder(root / "jpg", "wanted torchvision's flowers-102/ with jpg/, imagelabels.mat and setid.mat")
+    labels = _matlab(root / "imagelabels.mat", "labels")
+    ids = _matlab(root / "setid.mat", {"train": "trnid", "val": "valid", "test": "tstid"}[split])
+    entries = []
+    for image in ids:
+        name = f"jpg/image_{image:05d}.jpg"
+        if not 1 <= image <= len(labels):
+            raise DataError(f"{root / 'setid.mat'}: image {image}, but imagelabels.mat has {len(labels)} labels")
+        if not (root / name).is_file():
+            raise DataError(f"{root / name}: no such file, but setid.mat has it in {split}")
+        entries.append((name, labels[image - 1] - 1))
+    check_labels([entry[0] for entry in entries], [entry[1] for entry in entries], 102)
+    check_classes(root, 102, classes)
+    return Listing(entries, partial(file_item, root), tuple(Flowers102.classes))
+
+
+def _matlab(path: Path, key: str) -> list[int]:
+    try:
+        loadmat = importlib.import_module("scipy.io").loadmat
+    except ImportError as error:
+        raise DataError(f"{path}: reading it needs scipy: pip install scipy") from error
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; it is one of the three parts of Flowers102")
+    try:
+        return [int(value) for value in np.atleast_1d(loadmat(str(path), squeeze_me=True)[key])]
+    except Exception as error:  # scipy raises nearly anything on a damaged file
+        raise DataError(f"{path}: not Flowers102's own file, or damaged ({type(error).__name__}: {error})") from error
+
+
+def _cifar(kind: str, path: Path, split: str | None, classes: int | None) -> Listing:
+    from torchvision import datasets
+
+    split = choose(split, ("test", "train"), kind)
+    made = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[kind]
+    root = path.parent if path.name == made.base_folder else path
+    folder(root / made.base_folder, f"wanted torchvision's {made.base_folder}/")
+    try:
+        # These are pickles. torchvision compares the MD5 of each with the official one before it opens any.
+        data = made(str(root), train=split == "train")
+    except RuntimeError as error:
+        raise DataError(
+            f"{root / made.base_folder}: not the official files, by their MD5 ({error}); fetch them again"
+        ) from error
+    check_classes(root, len(data.classes), classes)
+    return of_arrays(data.data, data.targets, tuple(data.classes))
+
+
+def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
+    no_split(split, "csv")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; wanted a CSV of path,label")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            rows = [row for row in csv.reader(stream) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
+    start = 1 if rows and rows[0][0].strip().lower() in _HEADERS else 0
+    named: list[tuple[str, str]] = []
+    for line, row in enumerate(rows[start:], start + 1):
+        if len(row) < 2 or not row[0].strip() or not row[1].strip():
+            raise DataError(f"{path}, row {line}: {','.join(row)!r}; wanted path,label")
+        named.append((row[0].strip(), row[1].strip()))
+    for file, _ in named:
+        if not (path.parent / file).is_file():
+            raise DataError(f"{path.parent / file}: no such file, but {path.name} has it")
+    words: tuple[str, ...] = ()
+    if all(re.fullmatch(r"-?\d+", label) for _, label in named):
+        labels = [int(label) for _, label in named]
+    else:
+        words = tuple(sorted({label for _, label in named}))
+        labels = [words.index(label) for _, label in named]
+    check_labels([file for file, _ in named], labels, classes)
+    entries = [(file, label) for (file, _), label in zip(named, labels, strict=True)]
+    return Listing(entries, partial(file_item, path.parent), words)
+
+
+def _npz(path: Path, split: str | None, classes: int | None) -> Listing:
+    no_split(split, "npz")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; wanted arrays x and y in a .npz")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            x, y = arrays["x"], arrays["y"]
+    except Exception as error:  # numpy raises nearly anything on a damaged file
+        raise DataError(f"{path}: wanted plain arrays x and y ({type(error).__name__}: {error})") from error
+    if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
+        raise DataError(f"{path}: x is {x.dtype} {x.shape}; wanted uint8 (N, H, W, 3) or (N, H, W)")
+    if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
+        raise DataError(f"{path}: y is {y.dtype} {y.shape}; wanted {len(x)} integers")
+    check_labels([f"{path}, image {i}" for i in range(len(y))], y.tolist(), classes)
+    return of_arrays(x, y.tolist())
+
+
+def _hf(path: Path, split: str | None, classes: int | None) -> Listing:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError("hf data needs the datasets library: pip install 'unstride[hf]'") from error
+    folder(path, "wanted a folder written by save_to_disk")
+    try:
+        data = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise DataError(f"{path}: not a folder written by save_to_disk ({error})") from error
+    if isinstance(data, datasets.DatasetDict):
+        usual = [name for name in ("test", "validation", "val") if name in data]
+        data = data[choose(split, usual + [name for name in data if name not in usual], f"hf:{path}")]
+    else:
+        no_split(split, f"hf:{path}")
+    pictures = [name for name, feature in data.features.items() if isinstance(feature, datasets.Image)]
+    named = [name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)]
+    columns = named or [name for name in ("label", "labels", "fine_label") if name in data.features]
+    if len(pictures) != 1 or not columns:
+        raise DataError(f"{path}: columns {dict(data.features)}; wanted one Image and a ClassLabel or a number `label`")
+    labels = [int(label) for label in data[columns[0]]]
+    check_labels([f"{path}, image {i}" for i in range(len(labels))], labels, classes)
+    raw = data.cast_column(pictures[0], datasets.Image(decode=False))  # decoded by open_image, with its checks
+    words = tuple(data.features[columns[0]].names) if named else ()
+    entries = list(enumerate(labels))
+    return Listing(entries, partial(_hf_item, raw, pictures[0]), words, str(data._fingerprint))
+
+
+def _hf_item(data: Any, column: str, entry: tuple[int, int]) -> Item:
+    index, label = entry
+    return Item(number(index, len(data)), partial(_hf_image, data, column, index), label)
+
+
+def _hf_image(data: Any, column: str, index: int) -> Image.Image:
+    stored = data[index][column]
+    try:
+        return open_image(stored["bytes"] or stored["path"])
+    except DataError as error:
+        raise DataError(f"image {index}: {error}") from error
+
+
+def _sample(path: Path, split: str | None, classes: int | None) -> Listing:
+    from unstride import sample
+
+    choose(split, ("test",), "sample")
+    images, labels = sample.classification_sample()
+    check_labels(["sample"] * len(labels), labels.tolist(), classes)
+    return of_arrays(images, labels.tolist(), sample.CLASSES)
+
+
+KINDS: dict[str, Callable[..., Listing]] = {
+    "imagenet": _imagenet,
+    "flowers102": _flowers102,
+    "cifar10": partial(_cifar, "cifar10"),
+    "cifar100": partial(_cifar, "cifar100"),
+    "folder": _folder,
+    "csv": _csv,
+    "npz": _npz,
+    "hf": _hf,
+    "sample": _sample,
+}

@@ -1,0 +1,118 @@
+"""One labelled image, and a list of them that is cheap to keep: entries are names, items are made on demand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from unstride.errors import DataError, OptionError
+from unstride.images import Array, open_image
+
+
+@dataclass(frozen=True)
+class Item:
+    """An image and its target, both still to be decoded. `id` is stable: the path within the data set, or a number."""
+
+    id: str
+    image: Callable[[], Image.Image]
+    target: int | Callable[[], Tensor]
+    files: tuple[Path, ...] = ()
+
+    def read(self) -> tuple[Image.Image, int | Tensor]:
+        """RGB image, and its class or its mask (H, W)."""
+        image = self.image()
+        if isinstance(self.target, int):
+            return image, self.target
+        mask = self.target()
+        if tuple(mask.shape) != (image.height, image.width):
+            raise DataError(
+                f"{self.files[-1] if self.files else self.id}: the mask has {mask.shape[0]} x {mask.shape[1]} pixels, "
+                f"its image {image.height} x {image.width}; they must be equal"
+            )
+        return image, mask
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a kind of data set says: names and labels, and how to make an Item of one entry."""
+
+    entries: Sequence[Any]
+    make: Callable[[Any], Item]
+    classes: tuple[str, ...] = ()
+    stamp: str = ""  # stands for the contents where they are in no file of their own
+
+    def item(self, index: int) -> Item:
+        return self.make(self.entries[index])
+
+
+def file_item(root: Path, entry: tuple[str, int]) -> Item:
+    """Entry (path below root, label)."""
+    path = root / entry[0]
+    return Item(entry[0], partial(open_image, path), entry[1], (path,))
+
+
+def of_arrays(images: Array, labels: Sequence[int], classes: tuple[str, ...] = ()) -> Listing:
+    """uint8 (N, H, W) or (N, H, W, 3) and N labels."""
+    entries = list(zip(range(len(images)), map(int, labels), strict=True))
+    return Listing(entries, partial(_array_item, images), classes, stamp(images, np.asarray(labels)))
+
+
+def _array_item(images: Array, entry: tuple[int, int]) -> Item:
+    index, label = entry
+    return Item(number(index, len(images)), partial(array_image, images, index), label)
+
+
+def array_image(images: Array, index: int) -> Image.Image:
+    return Image.fromarray(images[index]).convert("RGB")
+
+
+def number(index: int, total: int) -> str:
+    """An id that sorts as its number does."""
+    return str(index).zfill(len(str(total - 1)))
+
+
+def stamp(*arrays: Array) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(repr((array.shape, str(array.dtype))).encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def check_labels(names: Sequence[str], labels: Sequence[int], classes: int | None) -> None:
+    """Each label against the number of the model's classes, where that is known."""
+    for name, label in zip(names, labels, strict=True):
+        if label < 0 or (classes is not None and label >= classes):
+            top = "" if classes is None else f" to {classes - 1}, the model's classes"
+            raise DataError(f"{name}: its label is {label}; wanted 0{top or ' or more'}")
+
+
+def check_classes(name: str | Path, count: int, classes: int | None) -> None:
+    """Data whose labels are positions in a list: a model with another list would be scored on the wrong names."""
+    if classes is not None and classes != count:
+        raise DataError(f"{name}: {count} classes, but the model has {classes}; they must be the same")
+
+
+def choose(split: str | None, known: Sequence[str], kind: str) -> str:
+    """The split asked for, or the first."""
+    if split is not None and split not in known:
+        raise OptionError(f"{kind} has no split {split!r}; choose from {', '.join(known)}")
+    return known[0] if split is None else split
+
+
+def no_split(split: str | None, kind: str) -> None:
+    if split is not None:
+        raise OptionError(f"{kind} has no splits, but {split!r} was asked for; leave it out")
+
+
+def folder(path: Path, hint: str) -> Path:
+    if not path.is_dir():
+        raise DataError(f"{path}: no such folder; {hint}")
+    return path
