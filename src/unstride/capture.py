@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError
+from unstride.functional import functional
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +90,7 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
         # Batch 1 would be specialised by export, so it sees two rows; they differ so that nothing folds into a constant.
         pair = torch.cat([example[:1], example[:1].flip(-1) + 0.01])
         try:
-            expected = model(pair)
+            expected = model(pair.clone())
         except Exception as error:
             raise CaptureError(
                 f"the model raised {type(error).__name__} on an example of shape {tuple(pair.shape)}: {error}. "
@@ -107,11 +108,11 @@ def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
         warnings.simplefilter("ignore")
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
-            return program.run_decompositions({})
+            return functional(program)
         except Exception as first:
             try:  # the slower tracer takes a few models that the first one does not
                 program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=True)
-                return program.run_decompositions({})
+                return functional(program)
             except Exception:
                 reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
                 raise CaptureError(

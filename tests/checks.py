@@ -1,0 +1,177 @@
+"""The laws as functions: what must hold for a model, a batch and a set of states, held against the referee in oracle.py."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import oracle
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from unstride.capture import Graph, capture, tolerance
+from unstride.engine import Engine
+from unstride.states import State
+from unstride.subsampling import Subsampling, find_layers
+
+STRIDED = {"conv", "max_pool", "avg_pool", "slice", "merge", "resize"}
+
+
+@dataclass
+class Net:
+    """A model with its analysis."""
+
+    model: nn.Module
+    graph: Graph
+    found: Subsampling
+
+    @classmethod
+    def of(cls, model: nn.Module, example: Tensor) -> "Net":
+        graph = capture(model, example)
+        return cls(model, graph, find_layers(graph))
+
+    @property
+    def outputs(self) -> list[Node]:
+        return [leaf for leaf in self.graph.leaves if isinstance(leaf, Node)]
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(self.graph, self.found, list(dict.fromkeys(self.outputs)), **options)
+
+    def leaves(self, values: dict[Node, Tensor]) -> list[Tensor]:
+        return [values[n] for n in self.outputs]
+
+    def referee(self, images: Tensor, state: State) -> list[Tensor]:
+        out = oracle.run(self.model, images, state, places(self.graph, self.found))
+        return [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+
+
+def path_of(n: Node) -> str:
+    stack = n.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    return path.removeprefix("L__self___").removeprefix("L['self'].").split("@")[0]
+
+
+def kind_of(n: Node) -> str | None:
+    """As what the referee counts a graph's op, or None; only kinds and strides are read, no analysis."""
+    name = str(n.target).split(".")[1] if str(n.target).startswith("aten.") else ""
+    value = n.args[0].meta.get("val") if n.args and isinstance(n.args[0], Node) else None
+    args = dict(enumerate(n.args))
+    if value is None or not isinstance(value, Tensor):
+        return None
+    if name == "conv2d" or (name == "convolution" and not args[6] and value.ndim == 4):
+        return "conv" if _strided(args.get(3, n.kwargs.get("stride", 1))) else None
+    if name in ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d"):
+        kind = "max_pool" if "max" in name else "avg_pool"
+        return kind if _strided(args.get(2, n.kwargs.get("stride")) or args[1]) else None
+    if name == "slice":
+        return "slice" if args.get(4, n.kwargs.get("step", 1)) != 1 else None
+    if name == "pixel_unshuffle":
+        return "merge"
+    return "resize" if "upsample" in name else None
+
+
+def _strided(stride: Any) -> bool:
+    return max(stride) > 1 if isinstance(stride, list | tuple) else stride > 1
+
+
+def places(graph: Graph, found: Subsampling) -> dict[oracle.Place, int]:
+    """Which op of the eager model belongs to which layer: by module path, kind, and order in that module."""
+    count: Counter[tuple[str, str]] = Counter()
+    nth: dict[Node, oracle.Place] = {}
+    for n in graph.nodes:
+        kind = kind_of(n)
+        if kind is not None:
+            key = (path_of(n), kind)
+            nth[n] = (*key, count[key])
+            count[key] += 1
+    layer_of: dict[oracle.Place, int] = {}
+    merges: Counter[str] = Counter()
+    for shift in found.shifts:
+        if shift.site is None:
+            continue
+        layer = next(iter({**shift.steps[0], **shift.steps[1]}))
+        if shift.node in nth:
+            layer_of[nth[shift.node]] = layer
+        else:
+            path = path_of(shift.node)
+            layer_of[path, shift.site.kind, merges[path]] = layer
+            merges[path] += 1
+    return layer_of
+
+
+def some_states(found: Subsampling, count: int, seed: int = 0) -> list[State]:
+    """Random states, the plain one first, and the farthest one."""
+    rng = random.Random(seed)
+    rates = [layer.rate for layer in found.layers]
+    states = [found.space.zero, State(tuple((y - 1, x - 1) for y, x in rates))]
+    while len(states) < count:
+        states.append(State(tuple((rng.randrange(y), rng.randrange(x)) for y, x in rates)))
+    return list(dict.fromkeys(states))[:count]
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    assert a.shape == b.shape, f"shapes {tuple(a.shape)} and {tuple(b.shape)}"
+    if a.numel() == 0:
+        return 0.0
+    if not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    a, b = a.nan_to_num(), b.nan_to_num()
+    scale = b.abs().amax().clamp(min=1e-6)
+    return float((a.double() - b.double()).abs().amax() / scale.double())
+
+
+def check_identity(net: Net, images: Tensor) -> None:
+    with torch.no_grad():
+        wanted = [t for t in pytree.tree_leaves(net.model(images)) if isinstance(t, Tensor)]
+    got = net.leaves(net.engine().start(images).plain)
+    for a, b in zip(got, wanted, strict=True):
+        assert gap(a, b) <= tolerance(b.dtype), f"plain network differs by {gap(a, b):.1e}"
+
+
+def check_sharing(net: Net, images: Tensor, states: Sequence[State], seed: int = 0) -> None:
+    """Any set of states, asked for in several steps, equals re-running the model from the image, state by state."""
+    run = net.engine().start(images)
+    requests = [(i, s) for s in states for i in range(images.shape[0])]
+    random.Random(seed).shuffle(requests)
+    cut = max(1, len(requests) // 3)
+    got: dict[tuple[int, State], list[Tensor]] = {}
+    taps = list(dict.fromkeys(net.outputs))
+    for part in (requests[:cut], requests[cut:]):
+        if part:
+            out = run.add(part)
+            for row, request in enumerate(part):
+                got[request] = net.leaves({tap: v[row] for tap, v in zip(taps, out, strict=True)})
+    for s in states:
+        wanted = net.referee(images, s)
+        for i in range(images.shape[0]):
+            for a, b in zip(got[i, s], wanted, strict=True):
+                assert gap(a, b[i]) <= tolerance(b.dtype), f"state {s}, image {i}: differs by {gap(a, b[i]):.1e}"
+
+
+def check_budget(net: Net, images: Tensor, states: Sequence[State]) -> None:
+    engine = net.engine()
+    run = engine.start(images)
+    half = len(states) // 2
+    for part in (states[:half], states[half:]):
+        if part:
+            run.add([(i, s) for i in range(images.shape[0]) for s in part])
+    visited = [net.found.space.zero, *states]
+    assert run.macs == [engine.trie_macs(visited)] * images.shape[0]
+
+
+def check_independence(net: Net, images: Tensor, states: Sequence[State]) -> None:
+    """Neither other images, nor the memory bound, nor the order of requests change a result."""
+    requests = [(i, s) for i in range(images.shape[0]) for s in states]
+    wide = dict(zip(requests, net.engine().start(images).add(requests)[0], strict=True))
+    narrow_run = net.engine(max_bytes=1).start(images)
+    narrow = dict(zip(requests[::-1], narrow_run.add(requests[::-1])[0], strict=True))
+    alone = net.engine().start(images[-1:]).add([(0, s) for s in states])[0]
+    for r in requests:
+        assert gap(narrow[r], wide[r]) <= tolerance(wide[r].dtype), f"{r}: depends on the memory bound or the order"
+    for s, row in zip(states, alone, strict=True):
+        other = wide[images.shape[0] - 1, s]
+        assert gap(row, other) <= tolerance(other.dtype), f"{s}: depends on the other images"
