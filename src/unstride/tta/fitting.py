@@ -177,11 +177,14 @@ def _descend(
 
 
 def combine(logits: Tensor, weights: Tensor, method: Method) -> Tensor:
-    """The merge of (V, n, K) as one product, with gradients for the weights (V,) or (V, K)."""
+    """The merge of (V, n, K) with gradients for the weights (V,) or (V, K)."""
     values = logits if method.space == "logits" else logits.softmax(-1)
-    merged = (
-        torch.einsum("vnk,v->nk", values, weights) if weights.ndim == 1 else torch.einsum("vnk,vk->nk", values, weights)
-    )
+    if weights.ndim == 1:
+        merged = torch.einsum("vnk,v->nk", values, weights)
+    else:  # view by view: a product of the whole block, or einsum, takes 25 times as long
+        merged = torch.zeros_like(values[0])
+        for value, weight in zip(values, weights, strict=True):
+            merged = torch.addcmul(merged, value, weight)
     return merged if method.space == "logits" else merged.clamp(min=1e-30).log()
 
 
