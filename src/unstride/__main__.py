@@ -1,0 +1,3 @@
+from unstride.cli import app
+
+app()

@@ -1,0 +1,5 @@
+"""The command line: a skin over the library. Each command lives in a module of its own and says what the library returns."""
+
+from unstride.cli.main import app
+
+__all__ = ["app"]

@@ -1,0 +1,366 @@
+"""`enhance(model, example)` -> Enhanced: the module that users hold."""
+
+from collections.abc import Iterable, Sequence
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import Node
+
+from unstride.aggregate import BORDERS, Attention, two_class
+from unstride.capture import capture, check_images, frozen_eval
+from unstride.errors import CaptureError, InputError, OptionError
+from unstride.prediction import Prediction, Visited
+from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
+from unstride.search import CRITERIA, ORDERS, default_layers
+from unstride.states import State
+from unstride.stopping import Stop
+from unstride.subsampling import find_layers
+from unstride.tasks import SPACES, TASKS, Plan, make_plan
+
+MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
+Key = tuple[int, int, int, torch.dtype, torch.device]
+
+
+class Enhanced(nn.Module):
+    """A model that looks at what it would have thrown away. Returns what the model returns.
+
+    Example:
+        better = unstride.enhance(model, images[:1], budget=10)
+        logits = better(images)
+        print(better.explain(images)[0])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: str,
+        space: str | None,
+        options: dict[str, Any],
+        max_bytes: int,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.task, self.space, self.max_bytes = task, space, max_bytes
+        self._asked = options
+        self._plans: dict[Key, Plan] = {}
+        self._versions: tuple[int, ...] = ()
+        self.attention: Attention | None = None
+
+    # -- set up
+    def prepare(self, example: Tensor) -> Plan:
+        """Capture and analyse the model for the example's size (once per size, dtype and device)."""
+        images = check_images(example)
+        versions = tuple(p._version for p in self.model.parameters())
+        if versions != self._versions:  # the weights were changed: what was folded from them is stale
+            self._plans.clear()
+            self._versions = versions
+        key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
+        plan = self._plans.get(key)
+        if plan is None:
+            graph = capture(self.model, images[:1])
+            plan = make_plan(graph, find_layers(graph), self.task, self.space, self.max_bytes, {})
+            self._plans[key] = plan
+        return plan
+
+    def options(self, plan: Plan) -> Options:
+        """The asked options, made definite for this network."""
+        asked = self._asked
+        count = len(plan.found.layers)
+        layers = asked["layers"] if asked["layers"] is not None else default_layers(plan.found.space, self.task)
+        if not layers or min(layers) < 1 or max(layers) > count:
+            raise OptionError(f"layers: got {tuple(layers)}, but this network has the layers 1 to {count}")
+        states = asked["states"]
+        if states is not None:
+            states = tuple(dict.fromkeys(plan.found.space.parse(s) for s in states))
+        if asked["aggregate"] == "attention" or asked["criterion"] == "learned":
+            self._make_attention(plan)
+        return Options(
+            budget=asked["budget"] if states is None else len({*states, plan.found.space.zero}),
+            layers=tuple(layers),
+            criterion=asked["criterion"],
+            aggregate=asked["aggregate"],
+            align=asked["align"],
+            border=asked["border"],
+            order=asked["order"],
+            seed=asked["seed"],
+            states=states,
+            stop=asked["stop"],
+            attention=self.attention,
+        )
+
+    def _make_attention(self, plan: Plan) -> None:
+        shape = plan.found.trace.shapes[plan.targets[0].tap]
+        grid = plan.targets[0].grid
+        spatial = {0, *(grid.dims if grid is not None else ())}
+        channels = 1
+        for d, size in enumerate(shape):
+            channels *= size if d not in spatial else 1
+        if self.attention is None:
+            self.attention = Attention(channels).to(plan.graph.device)
+        elif self.attention.channels != channels:
+            raise OptionError(f"the attention was made for {self.attention.channels} channels, this map has {channels}")
+
+    # -- use
+    def forward(self, images: Tensor) -> Any:
+        """What the model returns, made from `budget` states of each image."""
+        check_images(images)
+        if self._asked["budget"] == 1 and self._asked["states"] is None:
+            with frozen_eval(self.model):
+                return self.model(images)
+        return self._run(images, ())[0]
+
+    def curve(self, images: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
+        """Logits of the main output at several budgets from one search: a search to 15 has visited the search to 4."""
+        check_images(images)
+        highest = max(budgets)
+        wider = self.with_options(budget=highest)
+        _, at, _, _ = wider._run(images, tuple(budgets))
+        return at
+
+    def explain(self, images: Tensor) -> list[Prediction]:
+        """One Prediction per image: final and plain logits, the states visited and why the search ended, what it cost."""
+        check_images(images)
+        _, _, predictions, _ = self._run(images, (), explain=True)
+        return predictions
+
+    def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
+        """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
+        check_images(images)
+        _, at, _, macs = self.with_options(budget=max(budgets))._run(images, tuple(budgets))
+        return {b: (at[b], macs[b]) for b in budgets}
+
+    def with_options(self, **changes: Any) -> "Enhanced":
+        """The same enhanced model (captures and attention shared) with other options, e.g. `better.with_options(budget=30)`."""
+        asked = {**self._asked, **changes}
+        _validate(self.task, self.space, asked)
+        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes)
+        other._plans, other._versions, other.attention = self._plans, self._versions, self.attention
+        return other
+
+    def train(self, mode: bool = True) -> "Enhanced":
+        """The wrapped model always runs as in evaluation; its own mode is never touched."""
+        self.training = mode
+        return self
+
+    # -- inside
+    def _run(
+        self, images: Tensor, budgets: tuple[int, ...], explain: bool = False
+    ) -> tuple[Any, dict[int, Tensor], list[Prediction], dict[int, list[float]]]:
+        images, plan, crop = self._fit(images)
+        options = self.options(plan)
+        leaves: list[list[Any]] = []
+        at: dict[int, list[Tensor]] = {b: [] for b in budgets}
+        macs_at: dict[int, list[float]] = {b: [] for b in budgets}
+        predictions: list[Prediction] = []
+        with torch.no_grad():
+            for part in images.split(self._images_at_once(plan, options)):
+                runs, others, macs = run_procedure(plan, part, options, budgets, explain)
+                leaves.append(self._leaves(plan, runs, others, part))
+                main = leaves[-1][_index(plan.graph.leaves, plan.targets[0].leaf)]
+                for b in budgets:
+                    at[b].append(self._at(plan, runs, b, main))
+                    for r in runs:
+                        visited = r.search.visited if options.states is None else [*options.states]
+                        count = min(b, len(r.scores))
+                        macs_at[b].append(
+                            (plan.engine.trie_macs(visited[:count]) + self._head_macs(plan) * count) / plan.plain_macs
+                        )
+                if explain:
+                    predictions += [
+                        self._prediction(plan, options, r, m, main[k])
+                        for k, (r, m) in enumerate(zip(runs, macs, strict=True))
+                    ]
+        joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
+        output = plan.graph.rebuild([_cropped(leaf, crop) for leaf in joined])
+        return output, {b: _cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
+
+    def _fit(self, images: Tensor) -> tuple[Tensor, Plan, tuple[float, float] | None]:
+        """A plan for this image size; segmentation pads to a multiple of 32 where the model takes no other size."""
+        try:
+            return images, self.prepare(images), None
+        except CaptureError as error:
+            h, w = images.shape[2:]
+            ph, pw = (-h) % MULTIPLE, (-w) % MULTIPLE
+            if self.task != "segmentation" or (ph == 0 and pw == 0):
+                raise
+            padded = F.pad(images, (0, pw, 0, ph), mode="replicate" if min(h, w) > 1 else "constant")
+            try:
+                plan = self.prepare(padded)
+            except CaptureError:
+                raise InputError(
+                    f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help either: "
+                    "resize or pad them to a size the model accepts"
+                ) from error
+            return padded, plan, (h / (h + ph), w / (w + pw))
+
+    def _images_at_once(self, plan: Plan, options: Options) -> int:
+        """How many images may be under way together: their stored prefixes must fit the memory bound."""
+        per_state = sum(_kept_bytes(plan, layer - 1) for layer in options.layers)
+        return max(1, self.max_bytes // max(1, per_state * options.budget))
+
+    def _leaves(self, plan: Plan, runs: list[ImageRun], others: dict[int, Tensor], part: Tensor) -> list[Any]:
+        leaves: list[Any] = list(plan.graph.leaves)
+        for i, value in others.items():
+            leaves[i] = value
+        for k, target in enumerate(plan.targets):
+            shape = (len(runs), *plan.found.trace.shapes[target.tap][1:])
+            like = torch.empty(shape, dtype=part.dtype, device="meta").to(dtype=part.dtype)
+            sums = [r.sums[k] for r in runs]
+            values = [s.value() for s in sums]
+            leaves[_index(plan.graph.leaves, target.leaf)] = finish(plan, target, values, sums, like)
+            if k == 0:
+                for leaf, segment in plan.also:
+                    tap = plan.unmap(torch.stack(values), like, target)
+                    leaves[_index(plan.graph.leaves, leaf)] = segment(len(runs), (), [tap])[0]
+        seen = {
+            leaf: i
+            for i, leaf in enumerate(plan.graph.leaves)
+            if isinstance(leaf, Node) and not isinstance(leaves[i], Node)
+        }
+        return [leaves[seen[leaf]] if isinstance(leaf, Node) else leaf for leaf in leaves]
+
+    def _at(self, plan: Plan, runs: list[ImageRun], budget: int, main: Tensor) -> Tensor:
+        """Main output with the first `budget` states; an image that stopped earlier keeps its final answer."""
+        target = plan.targets[0]
+        rows = [i for i, r in enumerate(runs) if budget in r.at]
+        out = main.clone()
+        if rows:
+            shape = (len(rows), *plan.found.trace.shapes[target.tap][1:])
+            like = torch.empty(shape, dtype=main.dtype, device="meta")
+            values = [runs[i].at[budget][0] for i in rows]
+            out[rows] = finish(plan, target, values, [runs[i].sums[0] for i in rows], like)
+        return out
+
+    def _head_macs(self, plan: Plan) -> int:
+        return sum(t.head.macs for t in plan.targets if t.head is not None)
+
+    def _prediction(self, plan: Plan, options: Options, r: ImageRun, macs: int, final: Tensor) -> Prediction:
+        own = torch.stack(r.logits)
+        p = two_class(own.float()).softmax(1)
+        mean = p.mean(0)
+        mutual = -(mean * mean.clamp(min=1e-12).log()).sum(0) + (p * p.clamp(min=1e-12).log()).sum(1).mean(0)
+        classes = two_class(own).argmax(1)
+        agreement = float((classes == two_class(final[None]).argmax(1)).float().mean())
+        visited = (
+            r.search.visited
+            if options.states is None
+            else list(dict.fromkeys([plan.found.space.zero, *options.states]))
+        )
+        total = sum(r.weights) or 1.0
+        states = tuple(
+            Visited(s, c, w / total, logits)
+            for s, c, w, logits in zip(visited, r.scores, r.weights, r.logits, strict=True)
+        )
+        return Prediction(
+            final, r.logits[0], states, tuple(r.search.expansions), macs, plan.plain_macs, agreement, mutual, r.stopped
+        )
+
+    def extra_repr(self) -> str:
+        asked = self._asked
+        layers = asked["layers"]
+        if layers is None and self._plans:
+            layers = default_layers(next(iter(self._plans.values())).found.space, self.task)
+        parts = [f"task={self.task!r}", f"budget={asked['budget']}", f"layers={layers}"]
+        parts += [f"{k}={asked[k]!r}" for k in ("criterion", "aggregate", "align", "border", "order")]
+        if self._plans:
+            parts.append(f"space={next(iter(self._plans.values())).space!r}")
+        parts += [f"stop={asked['stop']!r}"] if asked["stop"] is not None else []
+        return ", ".join(parts)
+
+
+def enhance(
+    model: nn.Module,
+    example: Tensor,
+    budget: int = 10,
+    *,
+    task: str = "classification",
+    layers: Iterable[int] | None = None,
+    criterion: str = "entropy",
+    aggregate: str = "entropy",
+    space: str | None = None,
+    align: bool | str = True,
+    border: str = "renormalise",
+    order: str = "paper",
+    states: Iterable[State | Sequence[Any]] | None = None,
+    stop: Stop | None = None,
+    seed: int = 0,
+    max_bytes: int = 512 << 20,
+) -> Enhanced:
+    """Make a pretrained model better at test time, without training it.
+
+    Example: `better = unstride.enhance(model, images[:1], budget=10); logits = better(images)`
+
+    `budget` counts the states of each image, the plain network's included: 1 is the model itself. The rest has sensible
+    defaults; see the guide "choosing options".
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    asked: dict[str, Any] = {
+        "budget": budget,
+        "layers": tuple(layers) if layers is not None else None,
+        "criterion": criterion,
+        "aggregate": aggregate,
+        "align": align,
+        "border": border,
+        "order": order,
+        "states": tuple(states) if states is not None else None,
+        "stop": stop,
+        "seed": seed,
+    }
+    _validate(task, space, asked)
+    better = Enhanced(model, task, space, asked, max_bytes)
+    _, plan, _ = better._fit(check_images(example, "example")[:1])
+    better.options(plan)
+    return better
+
+
+def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
+    def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
+        if value not in allowed:
+            raise OptionError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, allowed))}")
+
+    one_of("task", task, TASKS)
+    one_of("space", space, (None, *SPACES))
+    one_of("criterion", asked["criterion"], CRITERIA)
+    one_of("aggregate", asked["aggregate"], AGGREGATES)
+    one_of("align", asked["align"], ALIGNS)
+    one_of("border", asked["border"], BORDERS)
+    one_of("order", asked["order"], ORDERS)
+    budget = asked["budget"]
+    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+        raise OptionError(
+            f"budget: got {budget!r}, wanted a whole number of states, at least 1 (1 is the model itself)"
+        )
+    layers = asked["layers"]
+    if layers is not None and list(layers) != list(range(min(layers, default=0), max(layers, default=-1) + 1)):
+        raise OptionError(f"layers: got {layers}, wanted a contiguous range such as range(2, 5)")
+    if asked["stop"] is not None and not hasattr(asked["stop"], "reason"):
+        raise OptionError(f"stop: got {asked['stop']!r}, wanted a rule such as unstride.Confident(p=0.9)")
+    if asked["criterion"] == "learned" and asked["aggregate"] != "attention":
+        raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
+    if task == "segmentation" and asked["aggregate"] == "attention":
+        raise OptionError(
+            "aggregate='attention' is for classification; segmentation is learning-free (mean, entropy, max)"
+        )
+    if asked["align"] == "stitch" and (task != "segmentation" or asked["aggregate"] == "max"):
+        raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
+
+
+def _kept_bytes(plan: Plan, level: int) -> int:
+    """Bytes that one stored prefix at a level takes."""
+    from unstride.segments import _bytes
+
+    return sum(_bytes(plan.found.trace.shapes[n], plan.graph.dtype) for n in plan.engine.moved[level].outputs)
+
+
+def _index(leaves: tuple[Any, ...], leaf: Node) -> int:
+    return next(i for i, x in enumerate(leaves) if x is leaf)
+
+
+def _cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim != 4:
+        return leaf
+    return leaf[:, :, : round(leaf.shape[2] * crop[0]), : round(leaf.shape[3] * crop[1])]

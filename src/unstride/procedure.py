@@ -1,0 +1,202 @@
+"""The whole procedure for a batch of images: search, align, aggregate. Images advance together; each has its own search."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unstride.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy, two_class
+from unstride.engine import Request
+from unstride.search import Search, random_score
+from unstride.states import State
+from unstride.stitch import Stitched
+from unstride.stopping import Progress, Stop
+from unstride.tasks import Plan, Target
+
+AGGREGATES = ("mean", "entropy", "attention", "max")
+ALIGNS = (True, False, "stitch")
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What `enhance` was asked for, validated there."""
+
+    budget: int
+    layers: tuple[int, ...]
+    criterion: str
+    aggregate: str
+    align: bool | str
+    border: str
+    order: str
+    seed: int
+    states: tuple[State, ...] | None = None
+    stop: Stop | None = None
+    attention: Attention | None = None
+
+
+@dataclass(eq=False)
+class ImageRun:
+    """One image under way."""
+
+    search: Search
+    sums: list[Accumulator]
+    scores: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    tops: list[Tensor] = field(default_factory=list)  # each state's own class, for agreement
+    logits: list[Tensor] = field(default_factory=list)  # each state's own logits, only when explaining
+    at: dict[int, list[Tensor]] = field(default_factory=dict)  # aggregates at the asked budgets
+    stopped: str = ""
+
+    @property
+    def done(self) -> bool:
+        return bool(self.stopped)
+
+
+def run_procedure(
+    plan: Plan, images: Tensor, options: Options, budgets: Sequence[int] = (), explain: bool = False
+) -> tuple[list[ImageRun], dict[int, Tensor], list[int]]:
+    """Search and aggregate: per image what happened, the plain network's other outputs, and MACs per image.
+
+    `budgets`: also keep the aggregate as it stood at these numbers of states.
+    """
+    run = plan.engine.start(images)
+    head_macs = sum(t.head.macs for t in plan.targets if t.head is not None)
+    costs = [layer.cost for layer in plan.found.layers]
+    runs = [
+        ImageRun(
+            Search(plan.found.space, options.layers, options.budget, options.order, costs),
+            [_accumulator(plan, t, options) for t in plan.targets],
+        )
+        for _ in range(len(images))
+    ]
+    zero = plan.found.space.zero
+    step = _Step(plan, options, runs, frozenset(budgets), explain)
+    step.take([(i, zero) for i in range(len(runs))], [run.plain[t.tap] for t in plan.targets])
+    if options.states is None:
+        levels = [layer - 1 for layer in options.layers]
+        run.keep(levels)
+        ask: Callable[[ImageRun], list[State]] = lambda image: image.search.next(image.scores)  # noqa: E731
+    else:
+        levels = list(range(plan.engine.depth))
+        rest = [s for s in options.states if s != zero]
+        ask = lambda image: rest if len(image.scores) == 1 else []  # noqa: E731
+    while True:
+        requests: list[Request] = []
+        last = True
+        for i, image in enumerate(runs):
+            if image.done:
+                continue
+            new = ask(image)
+            if not new:
+                image.stopped = "budget" if len(image.scores) >= options.budget else "no states left"
+                if options.states is not None:
+                    image.stopped = "all given states"
+            requests += [(i, s) for s in new]
+            last &= len(image.search.visited) >= options.budget
+        if not requests:
+            break
+        values = run.add(requests, keep=() if last else levels)
+        step.take(requests, list(values))
+    macs = [m + head_macs * len(r.scores) for m, r in zip(run.macs, runs, strict=True)]
+    others = {i: run.plain[leaf] for i, leaf in enumerate(plan.graph.leaves) if leaf in run.plain}
+    return runs, others, macs
+
+
+def _accumulator(plan: Plan, target: Target, options: Options) -> Accumulator:
+    if options.align == "stitch" and target.grid is not None:
+        return Stitched(target.grid.spacing)
+    if options.aggregate == "attention" and target is plan.targets[0]:
+        assert options.attention is not None
+        return Attended(options.attention, options.border)
+    return Maximum(options.border) if options.aggregate == "max" else WeightedMean(options.border)
+
+
+@dataclass(eq=False)
+class _Step:
+    """Takes freshly computed rows into the images' sums, scores and records."""
+
+    plan: Plan
+    options: Options
+    runs: list[ImageRun]
+    budgets: frozenset[int]
+    explain: bool
+
+    def take(self, requests: list[Request], values: list[Tensor]) -> None:
+        plan, options = self.plan, self.options
+        lead = plan.targets[0]
+        need_logits = plan.task == "classification" or self.explain or options.stop is not None
+        logits = lead.finish(values[0]) if need_logits else None
+        per_pixel = plan.task == "segmentation"
+        confidence = entropy(values[0]) if per_pixel else entropy(logits)  # type: ignore[arg-type]
+        spots = [confidence] + [entropy(v) for v in values[1:]] if per_pixel else [confidence] * len(values)
+        overall = confidence.flatten(1).mean(1).tolist() if per_pixel else confidence.tolist()
+        maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
+        tops = two_class(values[0] if per_pixel else logits).argmax(1)  # type: ignore[arg-type]
+        touched: dict[int, None] = {}
+        for row, (i, state) in enumerate(requests):
+            image = self.runs[i]
+            for k, target in enumerate(plan.targets):
+                offset = plan.offset(state, target) if options.align else None
+                weight: float | Tensor = 1.0
+                if options.aggregate == "entropy":
+                    weight = 1.0 - spots[k][row] if per_pixel else max(1.0 - overall[row], 1e-6)
+                image.sums[k].add(maps[k][row], weight, offset)
+                if k == 0:
+                    image.weights.append(float(weight.mean()) if isinstance(weight, Tensor) else weight)
+            image.scores.append(self._score(image, state, overall[row]))
+            if options.stop is not None or self.explain:
+                image.tops.append(tops[row])
+            if self.explain and logits is not None:
+                image.logits.append(logits[row])
+            if len(image.scores) in self.budgets:
+                image.at[len(image.scores)] = [s.value() for s in image.sums]
+            touched[i] = None
+        if options.criterion == "learned":
+            for i in touched:
+                self.runs[i].scores = self.runs[i].sums[0].criteria()  # type: ignore[attr-defined]
+        if options.stop is not None:
+            self._maybe_stop(list(touched), values[0])
+
+    def _score(self, image: ImageRun, state: State, own: float) -> float:
+        match self.options.criterion:
+            case "displacement":
+                return sum(self.plan.found.space.displacement(state))
+            case "random":
+                return random_score(state, self.options.seed)
+            case _:
+                return own
+
+    def _maybe_stop(self, touched: list[int], like: Tensor) -> None:
+        assert self.options.stop is not None
+        logits = two_class(aggregate_logits(self.plan, [self.runs[i] for i in touched], like).float())
+        p = logits.softmax(1)
+        top2 = p.topk(2, 1).values.flatten(2).mean(2) if p.ndim > 2 else p.topk(2, 1).values
+        h = entropy(logits).flatten(1).mean(1) if p.ndim > 2 else entropy(logits)
+        classes = logits.argmax(1)
+        for row, i in enumerate(touched):
+            image = self.runs[i]
+            own = torch.stack(image.tops)
+            final = classes[row] if classes.ndim == 1 or classes[row].shape == own.shape[1:] else own[0]
+            now = Progress(
+                states=len(image.scores),
+                top=float(top2[row, 0]),
+                margin=float(top2[row, 0] - top2[row, 1]),
+                entropy=float(h[row]),
+                agreement=float((own == final).float().mean()),
+            )
+            image.stopped = self.options.stop.reason(now) or ""
+
+
+def aggregate_logits(plan: Plan, runs: list[ImageRun], like: Tensor) -> Tensor:
+    """The running answer of some images: their aggregates through the network's own head."""
+    return finish(plan, plan.targets[0], [r.sums[0].value() for r in runs], [r.sums[0] for r in runs], like)
+
+
+def finish(plan: Plan, target: Target, aggregates: list[Tensor], sums: Sequence[Accumulator], like: Tensor) -> Tensor:
+    """Aggregated maps of several images -> the output; stitched maps are finer, so they are resized by themselves."""
+    if any(isinstance(s, Stitched) for s in sums):
+        out = plan.found.trace.shapes[target.leaf]
+        rows = [s.resize(a, (out[2], out[3]), target) for s, a in zip(sums, aggregates, strict=True)]  # type: ignore[attr-defined]
+        return torch.stack(rows).to(like.dtype)
+    return target.finish(plan.unmap(torch.stack(aggregates), like, target))
