@@ -1,1 +1,3 @@
-import unstride  # noqa: F401  (before torchvision and timm, see unstride/_torchvision.py)
+"""unstride first: it makes torchvision importable where its compiled part does not fit the installed torch."""
+
+import unstride  # noqa: F401

@@ -30,5 +30,11 @@ app = typer.Typer(
     help="Better predictions from a pretrained vision model, with the activations its strided layers throw away.",
 )
 
+
+@app.callback()
+def _root() -> None:
+    """A group even while it has one command."""
+
+
 for _name in COMMANDS:
     importlib.import_module(f"unstride.cli.{_name}").register(app)

@@ -1,0 +1,152 @@
+"""Real third-party networks for measuring: architectures whose weights are not on any registry, and how to load them.
+
+`--assets DIR` names a folder with the weights and labelled images; nothing of it belongs to this project.
+"""
+
+import csv
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+class OptionA(nn.Module):
+    """The parameter-free shortcut of He et al. for CIFAR: every second pixel, channels padded with zeros on both sides."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra, self.extra))
+
+
+class CifarBlock(nn.Module):
+    def __init__(self, wide_in: int, wide_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(wide_in, wide_out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wide_out)
+        self.conv2 = nn.Conv2d(wide_out, wide_out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(wide_out)
+        self.shortcut = OptionA((wide_out - wide_in) // 2) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class CifarResNet(nn.Module):
+    """ResNet-20/56 of He et al.: 16-channel stem, three stages of `n` blocks."""
+
+    def __init__(self, n: int, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        stages = []
+        for wide_in, wide_out, stride in ((16, 16, 1), (16, 32, 2), (32, 64, 2)):
+            blocks = [CifarBlock(wide_in, wide_out, stride)] + [CifarBlock(wide_out, wide_out, 1) for _ in range(n - 1)]
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3 = stages
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(F.relu(self.bn1(self.conv1(x))))))
+        return self.linear(F.avg_pool2d(x, x.shape[3]).flatten(1))
+
+
+class DeepLabVOC(nn.Module):
+    """DeepLabV3 with MobileNetV2 at output stride 8, 21 classes, a head of 1x1 convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torchvision
+
+        features = torchvision.models.mobilenet_v2(weights=None).features[:18]
+        for i in range(7, 18):
+            dilation = 1 if i == 7 else (2 if i < 15 else 4)
+            for m in features[i].modules():
+                if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3):
+                    m.stride = (1, 1) if i in (7, 14) else m.stride
+                    m.dilation, m.padding = (dilation, dilation), (dilation, dilation)
+        self.backbone = features
+        self.pool = nn.Conv2d(320, 256, 1)
+        self.aspp0 = nn.Conv2d(320, 256, 1)
+        self.proj = nn.Conv2d(512, 256, 1)
+        self.cls = nn.Conv2d(256, 21, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.backbone(x)
+        g = F.relu(self.pool(h.mean((2, 3), keepdim=True))).expand(-1, -1, h.shape[2], h.shape[3])
+        y = self.cls(F.relu(self.proj(torch.cat([g, F.relu(self.aspp0(h))], 1))))
+        return F.interpolate(y, x.shape[2:], mode="bilinear", align_corners=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A network with labelled images to test on and others to fit on, already preprocessed."""
+
+    name: str
+    model: nn.Module
+    test: tuple[Tensor, Tensor]
+    fit: tuple[Tensor, Tensor]
+
+
+def cifar(assets: Path, depth: int) -> Bench:
+    model = CifarResNet({20: 3, 56: 9}[depth])
+    model.load_state_dict(load_file(assets / "cifar10" / f"resnet{depth}.safetensors"))
+    test, fit = (_npz(assets / "cifar10" / name) for name in ("test_even.npz", "train_5k.npz"))
+    return Bench(f"CIFAR-10 ResNet-{depth}", model.eval(), test, fit)
+
+
+def _npz(path: Path) -> tuple[Tensor, Tensor]:
+    with np.load(path, allow_pickle=False) as data:
+        return normalise(torch.from_numpy(data["x"]).permute(0, 3, 1, 2), IMAGENET), torch.from_numpy(data["y"]).long()
+
+
+def normalise(x: Tensor, stats: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in stats)
+    return (x.float() / 255 - mean) / std
+
+
+def imagenet(assets: Path, name: str, limit: int | None = None) -> Bench:
+    import timm
+
+    if name == "mobilenetv2":
+        model = timm.create_model("mobilenetv2_100", pad_type="same")
+        model.load_state_dict(load_file(assets / "imagenet" / "mobilenetv2_100_same.safetensors"))
+        title = "ImageNet MobileNetV2"
+    else:
+        from unstride import models
+
+        model, title = models.load(name).model, f"ImageNet {name}"
+    test = zipped(assets / "imagenet" / "val_1k_256.zip", HALF, limit)
+    fit = zipped(assets / "imagenet" / "train_500_256.zip", HALF, limit)
+    return Bench(title, model.eval(), test, fit)
+
+
+def zipped(path: Path, stats: tuple[tuple[float, ...], tuple[float, ...]], limit: int | None) -> tuple[Tensor, Tensor]:
+    """Images of a zip with labels.csv (file,label), centre 224."""
+    images, labels = [], []
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        table = next(n for n in names if n.endswith("labels.csv"))
+        rows = list(csv.reader(io.TextIOWrapper(archive.open(table))))
+        rows = [r for r in rows if r[1].isdigit()]
+        rows = rows[:: max(1, len(rows) // limit)][:limit] if limit else rows
+        prefix = table[: -len("labels.csv")]
+        for file, label in rows:
+            with archive.open(prefix + file) as f:
+                image = Image.open(f).convert("RGB")
+                images.append(torch.from_numpy(np.asarray(image)[16:240, 16:240].copy()).permute(2, 0, 1))
+            labels.append(int(label))
+    return normalise(torch.stack(images), stats), torch.tensor(labels)
