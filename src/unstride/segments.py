@@ -102,7 +102,10 @@ class Cutter:
         later = {
             n for n in self.graph.fx.nodes if n in needed and self.kind.get(n) == "data" and self.found.level[n] > level
         }
-        feeds_later = {i for n in later for i in _reads(n, self._moves(n) if moved else {})}
+        # What was computed as trained is read again by moved ops, which may look behind a pad.
+        feeds_later = {i for n in later for i in _reads(n, self._moves(n))}
+        if not moved:
+            feeds_later |= {i for n in later for i in n.all_input_nodes}
         outputs = tuple(n for n in own if n in wanted or n in feeds_later)
         builder = _Builder(self, moved)
         inputs, lazy = builder.build(own, inside, outputs)

@@ -1,0 +1,288 @@
+"""Sweep every architecture we can build and hold the laws against each: `python -m benchmarks.coverage` writes docs/coverage.md.
+
+Random weights, small images, one process per model. A failure is a row, not a crash; rows are kept in a JSON cache, so a sweep
+that was interrupted goes on, and rows made by other code than today's are made again (`--keep` keeps them).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import unstride  # noqa: F401  (before torchvision and timm)
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import checks  # noqa: E402
+import oracle  # noqa: E402
+import timm  # noqa: E402
+import torch  # noqa: E402
+import torchvision  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from unstride.errors import UnstrideError  # noqa: E402
+
+CORE = "capture functional positions rules grids subsampling states movers segments engine".split()
+SMALL = "test atto femto pico nano xxs xxt xt xs tiny mini ti t small s0 s1 s m0 m1 b0 a0 d0".split()
+DECODERS = ["Unet", "FPN", "DeepLabV3Plus", "UPerNet", "Segformer"]
+ENCODERS = ["resnet18", "mobilenet_v2", "mit_b0", "tu-swin_tiny_patch4_window7_224", "tu-twins_svt_small"]
+# One model per family that a name alone does not find: what the paper used, and the variants that method.md speaks of.
+EXTRA = ["mobilenetv3_small_050", "deit_tiny_patch16_224", "convnextv2_atto", "twins_svt_small", "hiera_tiny_224"]
+
+
+# ---------------------------------------------------------------- which models
+def specs() -> list[str]:
+    out = [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models)]
+    out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models.segmentation)]
+    out += [f"timm:{n}" for n in dict.fromkeys([*families().values(), *EXTRA])]
+    out += [f"smp:{d}:{e}" for d in DECODERS for e in ENCODERS]
+    return [*out, "hf:segformer", "hf:upernet-swin"]
+
+
+# Families whose smallest name is not the smallest model.
+CHOSEN = {"samvit": "samvit_base_patch16_224", "aimv": "aimv2_large_patch14_224", "gmlp": "gmlp_ti16_224"}
+
+
+def families() -> dict[tuple[str, str], str]:
+    """(module, name) -> the smallest variant by its name: `("resnet", "resnetblur") -> "resnetblur18"`."""
+    members: dict[tuple[str, str], list[str]] = {}
+    for module in timm.list_modules():
+        for name in timm.list_models(module=module):
+            match = re.match(r"(?:test_)?(?:tf_)?([a-z]+)", name)
+            assert match is not None
+            members.setdefault((module, match[1]), []).append(name)
+    return {family: CHOSEN.get(family[1]) or min(names, key=_size_by_name) for family, names in members.items()}
+
+
+def _size_by_name(name: str) -> tuple[Any, ...]:
+    words = re.split(r"[_.]", name)
+    small = min((SMALL.index(w) for w in words if w in SMALL), default=len(SMALL) + ("base" in words) + 2 * ("large" in words))
+    huge = any(w in words for w in ("large", "huge", "giant", "gigantic", "enormous", "l", "xl", "h"))
+    numbers = [int(v) for v in re.findall(r"\d+", name)]
+    return huge, small, numbers, len(name), name
+
+
+def build(spec: str) -> tuple[nn.Module, list[int]]:
+    """The model and the image sizes to try."""
+    library, name = spec.split(":", 1)
+    if library == "torchvision":
+        options: dict[str, Any] = {"weights": None}
+        if name in torchvision.models.list_models(module=torchvision.models.segmentation):
+            options["weights_backbone"] = None
+        if name in ("inception_v3", "googlenet"):
+            options |= {"init_weights": False}
+        size = 224 if name.startswith(("vit", "maxvit")) else 96
+        return torchvision.models.get_model(name, **options), [size, 224]
+    if library == "timm":
+        model = timm.create_model(name, pretrained=False)
+        config = model.pretrained_cfg
+        size = config["input_size"][-1]
+        return model, [size] if config.get("fixed_input_size") else sorted({min(96, size), min(128, size), size})
+    if library == "smp":
+        import segmentation_models_pytorch as smp
+
+        arch, encoder = name.split(":")
+        options = {"encoder_name": encoder, "encoder_weights": None, "classes": 4}
+        size = 224 if "swin" in encoder else 64
+        return getattr(smp, arch)(**options), [size, 128]
+    return _transformers(name), [64]
+
+
+def _transformers(name: str) -> nn.Module:
+    import transformers as hf
+
+    if name == "segformer":
+        config = hf.SegformerConfig(
+            depths=[1, 1, 1, 1], hidden_sizes=[16, 32, 40, 64], num_attention_heads=[1, 2, 5, 8], decoder_hidden_size=32
+        )
+        return hf.SegformerForSemanticSegmentation(config)
+    backbone = hf.SwinConfig(
+        image_size=64, embed_dim=16, depths=[1, 2, 1, 1], num_heads=[1, 2, 4, 8], window_size=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = hf.UperNetConfig(backbone_config=backbone, hidden_size=32, use_auxiliary_head=False, num_labels=4)
+    return hf.UperNetForSemanticSegmentation(config)
+
+
+def stir(model: nn.Module) -> None:
+    """Fresh networks hide errors behind zero gates, unit norms and tiny layer scales: give everything a weight that matters."""
+    generator = torch.Generator().manual_seed(0)
+
+    def noise(t: Tensor) -> Tensor:
+        return torch.rand(t.shape, generator=generator).to(t)
+
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and p.numel() > 1 and float(p.max() - p.min()) < 1e-4:
+                p.copy_(noise(p) + 0.5 if p.ndim > 1 or float(p.mean()) > 1e-7 else (noise(p) - 0.5) * 0.2)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
+                module.running_mean.copy_((noise(module.running_mean) - 0.5) * 0.2)
+                module.running_var.copy_(noise(module.running_var) + 0.5)
+
+
+# ---------------------------------------------------------------- one row
+def row(spec: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    started = time.time()
+    found: dict[str, Any] = {"spec": spec, "layers": 0, "verdict": "unusable", "reason": "", "left_out": 0, "unknown": 0}
+    try:
+        model, sizes = build(spec)
+        stir(model.eval())
+        channels = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
+        size, dtype = fit(model, sizes, channels)
+        found["size"] = size
+        model = model.to(dtype)
+        judge(model, size, dtype, channels, found)
+    except oracle.NoOracle as error:  # raised last, when all else held
+        found |= {"verdict": "no oracle", "reason": str(error)}
+    except Exception as error:
+        found["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if isinstance(error, AssertionError):
+            found["verdict"] = "differs"
+        elif not isinstance(error, UnstrideError):
+            found["verdict"] = "fails"
+            found["trace"] = traceback.format_exc()[-1500:]
+    found["seconds"] = round(time.time() - started, 1)
+    return found
+
+
+def fit(model: nn.Module, sizes: list[int], channels: int) -> tuple[int, torch.dtype]:
+    """The first size the model takes, in float64 where that is cheap: there, a wrong answer cannot pass for rounding."""
+    error: Exception | None = None
+    small = sum(p.numel() for p in model.parameters()) < 12e6
+    for dtype in (torch.float64, torch.float32) if small else (torch.float32,):
+        for size in sizes:
+            try:
+                with torch.no_grad():
+                    model.to(dtype)(torch.randn(2, channels, size, size, dtype=dtype))
+                return size, dtype
+            except Exception as e:
+                error = e
+    raise error or ValueError("no size")
+
+
+def judge(model: nn.Module, size: int, dtype: torch.dtype, channels: int, found: dict[str, Any]) -> None:
+    tol = 1e-6 if dtype == torch.float64 else 5e-4
+    images = torch.randn(2, channels, size, size, dtype=dtype)
+    net = checks.Net.of(model, images[:1])
+    analysis = net.found
+    found["layers"] = len(analysis.layers)
+    found["rates"] = [list(layer.rate) for layer in analysis.layers]
+    found["ops"] = [[path for path, _ in layer.ops] for layer in analysis.layers]
+    found["left_out"] = len(analysis.left_out)
+    found["left"] = [f"{item.op}: {item.reason}" for item in analysis.left_out][:6]
+    found["unknown"] = len(analysis.unknown)
+    found["unknowns"] = list(analysis.unknown)[:6]
+    if not analysis.layers:
+        checks.check_identity(net, images, tol)
+        found["reason"] = "nothing to subsample: no strided op leads to a map that the output is made from"
+        return
+    states = checks.some_states(analysis, 3)[1:]
+    far = checks.check_all(net, images, states, tol)
+    found["verdict"] = "exact"
+    if far < 10 * tol:
+        found["reason"] = f"the output hardly depends on the state ({far:.0e} relative), so the comparison is weak"
+
+
+def isolated(spec: str, seconds: int) -> dict[str, Any]:
+    """`row` in a process of its own, so that a crash or a hang costs one row."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        signal.alarm(seconds)
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(json.dumps(row(spec)))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if text:
+        return json.loads(text)  # type: ignore[no-any-return]
+    why = f"no answer within {seconds} s" if os.WTERMSIG(status) == signal.SIGALRM else f"the process died (status {status})"
+    return {"spec": spec, "layers": 0, "verdict": "fails", "reason": why, "left_out": 0, "unknown": 0}
+
+
+# ---------------------------------------------------------------- the table
+def fingerprint() -> str:
+    digest = hashlib.sha256()
+    for path in [*(ROOT / "src/unstride" / f"{name}.py" for name in CORE), ROOT / "tests/oracle.py", Path(__file__)]:
+        if path.exists():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "# Coverage",
+        "",
+        "Made by `python -m benchmarks.coverage`: random weights, small images, two images and three states each.",
+        "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model, state by state",
+        "(`tests/oracle.py`). *no oracle*: the same without the re-run, because the referee cannot move one of its ops. *unusable*: one",
+        "clear error at `enhance` / `inspect` time. *differs* / *fails*: a bug.",
+        "",
+        "| group | models | exact | no oracle | unusable | differs | fails |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    kinds = ["exact", "no oracle", "unusable", "differs", "fails"]
+    for group, pick in _groups().items():
+        mine = [r for r in rows if pick(r["spec"])]
+        counts = [sum(r["verdict"] == kind for r in mine) for kind in kinds]
+        lines.append(f"| {group} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "| model | px | layers | rates | verdict | reason |", "|---|---|---|---|---|---|"]
+    for r in rows:
+        rates = " ".join(f"{y}" if y == x else f"{y}x{x}" for y, x in r.get("rates", []))
+        reason = r["reason"].replace("|", "/")
+        lines.append(f"| {r['spec']} | {r.get('size', '')} | {r['layers']} | {rates} | {r['verdict']} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _groups() -> dict[str, Callable[[str], bool]]:
+    return {
+        "torchvision": lambda s: s.startswith("torchvision:"),
+        "timm families": lambda s: s.startswith("timm:"),
+        "segmentation_models_pytorch": lambda s: s.startswith("smp:"),
+        "transformers": lambda s: s.startswith("hf:"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="regular expression: sweep the models that match, again")
+    parser.add_argument("--keep", action="store_true", help="keep rows that older code made")
+    parser.add_argument("--seconds", type=int, default=600, help="time limit per model")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build/coverage.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/coverage.md")
+    options = parser.parse_args()
+    cache: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache.exists() else {}
+    options.cache.parent.mkdir(parents=True, exist_ok=True)
+    code, wanted = fingerprint(), specs()
+    for i, spec in enumerate(wanted, 1):
+        old = cache.get(spec)
+        current = old is not None and (options.keep or old["code"] == code)
+        if not (re.search(options.only, spec) if options.only else not current):
+            continue
+        new = {**isolated(spec, options.seconds), "code": code}
+        latest = json.loads(options.cache.read_text()) if options.cache.exists() else {}
+        cache = {**latest, spec: new}
+        options.cache.write_text(json.dumps(cache, indent=1))
+        print(f"[{i}/{len(wanted)}] {spec}: {new['layers']} layers, {new['verdict']} {new['reason'][:160]}", flush=True)
+    rows = [cache[s] for s in wanted if s in cache]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()
