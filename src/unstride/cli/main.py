@@ -8,7 +8,7 @@ import typer
 
 from unstride.errors import UnstrideError
 
-COMMANDS = ("inspect",)
+COMMANDS = ("inspect", "evaluate", "predict", "tta")
 
 
 class _Group(typer.core.TyperGroup):

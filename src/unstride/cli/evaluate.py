@@ -1,0 +1,235 @@
+"""`unstride evaluate SPEC --data KIND:PATH`: what it gains on your data, what it costs, and whether to use it."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unstride.evaluation.rows import Row
+
+PLAIN, PARTLY = 0, 3
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def evaluate(
+        spec: Annotated[
+            str,
+            typer.Argument(
+                help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, sample"
+            ),
+        ],
+        data: Annotated[
+            str,
+            typer.Option(
+                help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k or masks, "
+                "each as KIND:PATH; or sample, sample-segmentation."
+            ),
+        ],
+        budget: Annotated[
+            str, typer.Option(help="States per image, all from one pass. The plain network is always measured, too.")
+        ] = "1,4,10,15",
+        task: Annotated[str | None, typer.Option(help="classification or segmentation; by default the data's.")] = None,
+        criterion: Annotated[str, typer.Option(help="entropy, displacement, random or learned.")] = "entropy",
+        aggregate: Annotated[str, typer.Option(help="entropy, mean, max or attention.")] = "entropy",
+        order: Annotated[str, typer.Option(help="In which order the search expands layers.")] = "paper",
+        layers: Annotated[
+            str | None, typer.Option(help="Layers to search, such as 2-4; by default the paper's.")
+        ] = None,
+        align: Annotated[str, typer.Option(help="on, off, or stitch (segmentation).")] = "on",
+        flip: Annotated[bool, typer.Option("--flip", help="The same as --tta flip.")] = False,
+        tta: Annotated[
+            str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
+        ] = None,
+        tta_method: Annotated[str, typer.Option(help="mean or max.")] = "mean",
+        weights: Annotated[
+            str, typer.Option(help="none (random, no network), default (pretrained), or a file.")
+        ] = "none",
+        split: Annotated[str | None, typer.Option(help="Part of the data; by default the usual one.")] = None,
+        limit: Annotated[int | None, typer.Option(min=1, help="So many images, spread over the whole.")] = None,
+        batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
+        seed: Annotated[int, typer.Option(help="Of the bootstrap, the random criterion and Cutout.")] = 0,
+        out: Annotated[
+            Path | None,
+            typer.Option(help="Folder of the rows, and of what a killed run goes on from. [runs/SPEC-KIND]"),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
+
+        Start it again to go on after a crash. Several processes:
+        torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
+
+        Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated.
+        """
+        if flip and tta is not None:
+            raise typer.BadParameter("--flip is --tta flip; give one of them")
+        if align not in ("on", "off", "stitch"):
+            raise typer.BadParameter(f"--align is {align}; wanted on, off or stitch")
+        options: dict[str, Any] = {
+            "criterion": criterion,
+            "aggregate": aggregate,
+            "order": order,
+            "layers": None if layers is None else _numbers("--layers", layers),
+            "align": {"on": True, "off": False}.get(align, align),
+        }
+        budgets = _numbers("--budget", budget)
+        folder = out if out is not None else Path("runs") / _slug(spec, data)
+
+        from unstride import evaluation, models
+
+        rows = evaluation.evaluate(
+            _placed(models.load(spec, weights)),
+            data,
+            budgets,
+            task=task,
+            tta="flip" if flip else tta,
+            tta_method=tta_method,
+            out=folder,
+            batch_size=batch_size,
+            limit=limit,
+            split=split,
+            seed=seed,
+            progress=True,
+            **options,
+        )
+        if int(os.environ.get("RANK", 0)) == 0:
+            if as_json:
+                typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder)}))
+            else:
+                _show(rows, folder)
+        raise typer.Exit(PARTLY if rows[0].errors else PLAIN)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """`1,4,10` or `2-4`."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None:
+            raise typer.BadParameter(f"{name} is {text!r}; wanted whole numbers such as 1,4,10 or 2-4")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+def _slug(spec: str, data: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", f"{Path(spec).name}-{data.partition(':')[0]}")
+
+
+def _placed(loaded: Any) -> Any:
+    """On this process's GPU, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
+    return loaded
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def verdict(row: Row) -> str:
+    """`budget 4: helps, +0.50 points ...`: one line on one row."""
+    g = row.gain
+    what = "images" if row.task == "classification" else "pixels"
+    return (
+        f"{_name(row)}: {row.verdict}: {g['gain'] * 100:+.2f} points of {_measure(row)}, 95 % interval "
+        f"{g['low'] * 100:+.2f} to {g['high'] * 100:+.2f}; {g['corrected']:,} {what} corrected, {g['corrupted']:,} "
+        f"corrupted; {row.macs:.1f}x the MACs" + (f", {row.latency:.1f}x the time" if row.latency is not None else "")
+    )
+
+
+def advice(rows: list[Row]) -> str:
+    """Which setting to use, and why."""
+    chosen = next(row for row in rows if row.recommended)
+    best = max(rows, key=lambda row: row.quality)
+    if chosen.plain:
+        return (
+            f"recommended: leave it off; nothing is measurably better than the plain network on these "
+            f"{chosen.images:,} images"
+        )
+    same = "the best" if chosen is best else f"the cheapest that is not measurably below the best ({_name(best)})"
+    return f"recommended: {_name(chosen)}, {same}, at {chosen.macs:.1f}x the MACs of a plain forward"
+
+
+def _name(row: Row) -> str:
+    if row.plain:
+        return "plain"
+    return f"budget {row.budget}" + (f" in {row.views} views" if row.views > 1 else "")
+
+
+def _measure(row: Row) -> str:
+    return "top-1" if row.task == "classification" else "mIoU"
+
+
+def _show(rows: list[Row], folder: Path) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=150)  # a file has no edge to wrap at
+    if rows[0].task == "segmentation":
+        console.print(_paper_table(rows))
+    console.print(_table(rows))
+    for row in rows:
+        if not row.plain:
+            console.print(verdict(row), markup=False, highlight=False)
+    console.print(advice(rows), markup=False, highlight=False)
+    if rows[0].errors:
+        console.print(f"{rows[0].errors} images could not be evaluated:", markup=False, highlight=False)
+        for name in rows[0].error_names:
+            console.print(f"  {name}", markup=False, highlight=False)
+    console.print(f"rows: {folder / 'rows.jsonl'}", markup=False, highlight=False)
+
+
+def _table(rows: list[Row]) -> Any:
+    from rich.table import Table
+
+    first = rows[0]
+    shown: dict[str, str] = (
+        {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
+        if first.task == "classification"
+        else {"miou": "mIoU", "aacc": "aAcc", "macc": "mAcc"}
+    )
+    percent = {"top1", "top5", "miou", "aacc", "macc"}
+    several = any(row.views > 1 for row in rows)
+    table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
+    heads = [*(["views"] if several else []), "budget", *shown.values(), "gain", "+", "-", "MACs", "time", "verdict"]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "verdict" else "right", no_wrap=True)
+    for row in rows:
+        values = [f"{row.metrics[k] * 100:.2f}" if k in percent else f"{row.metrics[k]:.4f}" for k in shown]
+        g = row.gain
+        table.add_row(
+            *([str(row.views)] if several else []),
+            "plain" if row.plain else str(row.budget),
+            *values,
+            ""
+            if row.plain
+            else f"{g['gain'] * 100:+.2f} [{g['low'] * 100:+.2f}, {g['high'] * 100:+.2f}]".replace("[", r"\["),
+            "" if row.plain else f"{g['corrected']:,}",
+            "" if row.plain else f"{g['corrupted']:,}",
+            f"{row.macs:.2f}x",
+            "" if row.latency is None else f"{row.latency:.2f}x",
+            ("" if row.plain else row.verdict) + (" (recommended)" if row.recommended else ""),
+        )
+    return table
+
+
+def _paper_table(rows: list[Row]) -> Any:
+    """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
+    from rich.table import Table
+
+    tta = rows[0].options["tta"]
+    name = "TTA" if tta is None else tta["policy"]
+    table = Table(title=f"mIoU: {rows[0].spec} on {rows[0].data}")
+    budgets = list(dict.fromkeys(row.budget for row in rows))
+    for head in (name, *("plain" if b == 1 else f"B = {b}" for b in budgets)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for views in dict.fromkeys(row.views for row in rows):
+        cells = [f"{row.metrics['miou'] * 100:.2f}" for row in rows if row.views == views]
+        table.add_row("without" if views == 1 else "with", *cells)
+    return table
