@@ -1,0 +1,191 @@
+"""`unstride predict SPEC IMAGE...`: plain against enhanced, image by image."""
+
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from unstride.enhanced import Enhanced
+    from unstride.models import Loaded
+
+TOGETHER = 8  # images of one size that are searched as a batch
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def predict(
+        spec: Annotated[str, typer.Argument(help="A model, as for inspect; efficientnet-lite0 needs no hub.")],
+        images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE...")],
+        weights: Annotated[str, typer.Option(help="default (pretrained), none (random), or a file.")] = "default",
+        budget: Annotated[int, typer.Option(min=1, help="States per image; 1 is the plain model.")] = 10,
+        task: Annotated[
+            str | None, typer.Option(help="classification or segmentation; by default the model's own.")
+        ] = None,
+        top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
+        plot: Annotated[
+            Path | None, typer.Option(help="Write a picture; several images: out.png becomes out-NAME.png.")
+        ] = None,
+        criterion: Annotated[
+            str, typer.Option(help="What the search follows: entropy, displacement, random.")
+        ] = "entropy",
+        aggregate: Annotated[str, typer.Option(help="How states are joined: entropy, mean, max.")] = "entropy",
+        order: Annotated[str, typer.Option(help="paper, or cost: cheap late layers first.")] = "paper",
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Classify or segment images: the plain answer, the enhanced one, the states used and what they cost.
+
+        Exit code 3: some images could not be read; they are named, the others are done.
+        """
+        import torch
+
+        import unstride
+        from unstride import models, plots
+        from unstride.answers import answer_of, headline
+        from unstride.errors import OptionError
+        from unstride.tasks import TASKS
+
+        if plot is not None:
+            plots.check_target(plot)
+        loaded = models.load(spec, weights=weights)
+        task = task or loaded.task or "classification"
+        if task not in TASKS:
+            raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
+        failed: dict[str, str] = {}
+        answers: list[dict[str, Any]] = []
+        names = _Names(plot, several=len(images) > 1 or images[0].is_dir())
+        options: dict[str, Any] = {"task": task, "criterion": criterion, "aggregate": aggregate, "order": order}
+        better: Enhanced | None = None
+        for batch in _batches(_opened(images, loaded, failed), 1 if task == "segmentation" else TOGETHER):
+            x = torch.stack([tensor for _, _, tensor in batch])
+            better = better or unstride.enhance(loaded.model, x[:1], budget, **options)
+            for (path, image, tensor), prediction in zip(batch, better.explain(x), strict=True):
+                answer = {"image": str(path), **answer_of(prediction, loaded.classes, top)}
+                if plot is not None:
+                    answer["plot"] = str(names.of(path))
+                    title = f"{path.name}: {headline(answer)}"
+                    if task == "segmentation":
+                        view = plots.seen(loaded.preprocess, image)
+                        figure = plots.plot_segmentation(view, prediction, loaded.classes, title)
+                    else:
+                        rates = better.prepare(tensor[None]).found.space.rates
+                        figure = plots.plot_classification(image, prediction, rates, loaded.classes, title)
+                    figure.savefig(answer["plot"])
+                answers.append(answer)
+                if not as_json:
+                    _show(answer, states=not names.several)
+        if as_json:
+            head = {"spec": spec, "weights": loaded.weights, "task": task, "budget": budget}
+            bad = [{"image": name, "error": why} for name, why in failed.items()]
+            typer.echo(json.dumps({**head, "images": answers, "failed": bad}))
+        if failed:
+            for why in failed.values():
+                typer.echo(f"unstride: {why}", err=True)
+            typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read", err=True)
+            raise typer.Exit(3 if answers else 1)
+
+
+def _opened(
+    given: list[Path], loaded: "Loaded", failed: dict[str, str]
+) -> Iterator[tuple[Path, "Image.Image", "Tensor"]]:
+    """Every image that can be read, with what the network sees; the others go to `failed` by name."""
+    from unstride.errors import DataError
+    from unstride.images import find_images, open_image
+
+    seen: set[Path] = set()
+    for argument in given:
+        try:
+            paths = find_images(argument)
+        except DataError as error:
+            failed[str(argument)] = str(error)
+            continue
+        for path in paths:
+            if path in seen:
+                continue
+            seen.add(path)
+            try:
+                image = open_image(path)
+            except DataError as error:
+                failed[str(path)] = str(error)
+                continue
+            yield path, image, loaded.preprocess(image)
+
+
+def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    """Runs of images of one size, at most `size` together."""
+    for _, run in groupby(items, key=lambda item: item[2].shape):
+        batch: list[Any] = []
+        for item in run:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+class _Names:
+    """out.png for one image; out-cat.png, out-dog.png, out-cat-2.png for several."""
+
+    def __init__(self, target: Path | None, several: bool) -> None:
+        self.target, self.several = target, several
+        self.used: set[Path] = set()
+
+    def of(self, image: Path) -> Path:
+        assert self.target is not None
+        if not self.several:
+            return self.target
+        name, k = self.target.with_stem(f"{self.target.stem}-{image.stem}"), 1
+        while name in self.used:
+            k += 1
+            name = self.target.with_stem(f"{self.target.stem}-{image.stem}-{k}")
+        self.used.add(name)
+        return name
+
+
+def _show(answer: dict[str, Any], states: bool) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from unstride.answers import headline
+
+    console = Console(soft_wrap=True)
+    console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline(answer))}")
+    value = "share" if "changed" in answer else "probability"
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    for name, justify in (("plain", "left"), ("", "right"), ("enhanced", "left"), ("", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for k in range(max(len(answer["plain"]), len(answer["enhanced"]))):
+        row: list[str] = []
+        for side in ("plain", "enhanced"):
+            entry = answer[side][k] if k < len(answer[side]) else None
+            row += ["", ""] if entry is None else [escape(entry["name"]), f"{entry[value]:.1%}"]
+        table.add_row(*row)
+    console.print(table)
+    if states:
+        inner = Table(box=None, padding=(0, 2, 0, 2))
+        own = value == "probability"
+        for name, justify in (("state", "left"), ("criterion", "right"), ("weight", "right")):
+            inner.add_column(name, justify=justify)  # type: ignore[arg-type]
+        if own:
+            inner.add_column("its own answer")
+            inner.add_column("", justify="right")
+        for s in answer["states"]:
+            text = "(" + " ".join("0" if not any(x) else f"{x[0]},{x[1]}" for x in s["state"]) + ")"
+            cells = [text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
+            inner.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
+        console.print(inner)
+    console.print(
+        f"  {len(answer['states'])} states, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
+        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"
+    )
+    if "plot" in answer:
+        console.print(f"  picture: {escape(answer['plot'])}")
+    console.print()

@@ -1,0 +1,110 @@
+"""Overlays: what the plain and the enhanced network see, where they differ, where the states disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from unstride.answers import class_map, class_name
+from unstride.plots.classification import summary
+from unstride.plots.style import INK, PAPER, SOFT, class_colours, library, shorten
+from unstride.prediction import Prediction
+
+Bytes = NDArray[np.uint8]
+MARGIN, PANEL, GAP = 0.4, 3.9, 0.3  # inches
+GRAY = (70, 74, 82)
+LISTED = 9  # classes in the legend
+
+
+def palette(classes: tuple[str, ...], count: int) -> NDArray[np.float64]:
+    """(K, 3) colours in 0..255; a first class called background is gray."""
+    if classes and classes[0] == "background":
+        return np.asarray([GRAY, *class_colours(count - 1)], np.float64)
+    return np.asarray(class_colours(count), np.float64)
+
+
+def overlay(image: Image.Image, seen: NDArray[np.int64], classes: tuple[str, ...], count: int) -> Image.Image:
+    """The classes' colours over the image, which is brought to the map's size; the background stays as it is."""
+    base = np.asarray(image.convert("RGB").resize(seen.shape[::-1], Image.Resampling.BICUBIC), np.float64)
+    strength = np.full(count, 0.55)
+    if classes and classes[0] == "background":
+        strength[0] = 0.0
+    at = strength[seen][..., None]
+    return Image.fromarray(np.rint((1 - at) * base + at * palette(classes, count)[seen]).astype(np.uint8))
+
+
+def plot_segmentation(
+    image: Image.Image, prediction: Prediction, classes: tuple[str, ...] = (), title: str = ""
+) -> Any:
+    """A matplotlib Figure: `plot_segmentation(photo, better.explain(x)[0], classes).savefig("a.png")`."""
+    figure = library()
+    plain, final = class_map(prediction.plain), class_map(prediction.logits)
+    count = max(2, prediction.logits.shape[0])
+    base = image.convert("RGB").resize(final.shape[::-1], Image.Resampling.BICUBIC)
+    ratio = final.shape[0] / final.shape[1]
+    panel = min(PANEL, PANEL / ratio * 1.2)
+    tall = panel * ratio
+    width = 2 * MARGIN + 3 * panel + 2 * GAP
+    height = 1.15 + 2 * (tall + 0.45) + 0.15
+    fig = figure.Figure(figsize=(width, height), dpi=160, facecolor=PAPER)
+    fig.text(
+        MARGIN / width, 1 - 0.44 / height, title or "Plain and enhanced", size=16, weight="bold", color=INK, va="center"
+    )
+    fig.text(MARGIN / width, 1 - 0.77 / height, summary(prediction), size=10, color=SOFT, va="center")
+
+    def axes(row: int, column: int, heading: str) -> Any:
+        x, top = MARGIN + column * (panel + GAP), 1.1 + row * (tall + 0.45)
+        ax = fig.add_axes((x / width, 1 - (top + 0.3 + tall) / height, panel / width, tall / height))
+        ax.set_title(heading, loc="left", size=10.5, color=INK, pad=5)
+        ax.set_axis_off()
+        return ax
+
+    axes(0, 0, "image").imshow(base)
+    axes(0, 1, "plain").imshow(overlay(image, plain, classes, count))
+    axes(0, 2, "enhanced").imshow(overlay(image, final, classes, count))
+    differ = plain != final
+    heading = f"where they differ: {differ.mean():.1%}, in the new colour"
+    axes(1, 0, heading).imshow(_differences(base, final, differ, palette(classes, count)))
+    spread = prediction.spread.cpu().numpy()
+    ax = axes(1, 1, "where the states disagree (spread, nats)")
+    shown = ax.imshow(spread, cmap="magma", vmin=0, vmax=max(float(np.quantile(spread, 0.995)), 1e-6))
+    bar = ax.inset_axes((1.015, 0, 0.025, 1))
+    fig.colorbar(shown, cax=bar)
+    bar.tick_params(labelsize=7, colors=SOFT)
+    bar.yaxis.tick_right()
+    legend = axes(1, 2, "")
+    _legend(legend, plain, final, classes, count, tall)
+    return fig
+
+
+def _differences(
+    base: Image.Image, final: NDArray[np.int64], differ: NDArray[np.bool_], colours: NDArray[np.float64]
+) -> Bytes:
+    """The image in pale gray, the changed pixels in the colour of their new class."""
+    gray = np.asarray(base.convert("L"), np.float64)[..., None] * 0.3 + 175
+    return np.rint(np.where(differ[..., None], colours[final], gray)).astype(np.uint8)
+
+
+def _legend(
+    ax: Any, plain: NDArray[np.int64], final: NDArray[np.int64], classes: tuple[str, ...], count: int, tall: float
+) -> None:
+    """The largest classes and their share of the picture, plain and enhanced."""
+    colours = palette(classes, count)
+    before, after = (np.bincount(m.ravel(), minlength=count) / m.size for m in (plain, final))
+    order = [k for k in np.argsort(-(before + after)) if before[k] + after[k] > 0]
+    lines = max(4, int(tall / 0.28) - 1)
+    shown = order[: min(LISTED, lines)]
+    ax.set_xlim(0, 1)
+    ax.set_ylim(lines + 0.5, -0.5)
+    for x, text in ((0.66, "plain"), (0.92, "enhanced")):
+        ax.text(x, 0, text, size=9, color=SOFT, ha="right", va="center")
+    for row, k in enumerate(shown, 1):
+        ax.barh(row, 0.07, 0.6, left=0.1, color=colours[k] / 255)
+        ax.text(0.2, row, shorten(class_name(classes, int(k)), 18), size=9.5, color=INK, va="center")
+        for x, share in ((0.66, before[k]), (0.92, after[k])):
+            ax.text(x, row, f"{share:.1%}", size=9.5, color=INK, ha="right", va="center")
+    if len(order) > len(shown):
+        ax.text(0.2, len(shown) + 1, f"and {len(order) - len(shown)} smaller", size=9, color=SOFT, va="center")

@@ -1,0 +1,198 @@
+"""`unstride predict`: every kind of image file, damaged ones named, plain against enhanced, pictures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import unstride
+from unstride import models
+from unstride.cli import app
+from unstride.images import Preprocess, open_image
+
+NETS = """
+import torch
+from torch import nn
+from unstride.images import Preprocess
+from unstride.models import Loaded
+
+def net():
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+    for p in body.parameters():
+        p.data.mul_(4)
+    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "[odd] name"))
+
+def segmenter():
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 3, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),
+    )
+    for p in body.parameters():
+        p.data.mul_(4)
+    return body, Preprocess(None, None)
+"""
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> str:
+    path = tmp_path / "nets.py"
+    path.write_text(NETS)
+    return str(path)
+
+
+def photo(seed: int = 0, size: tuple[int, int] = (40, 48)) -> Image.Image:
+    y, x = np.mgrid[: size[0], : size[1]] / 48
+    noise = np.random.default_rng(seed).random((*size, 3)) * 0.4
+    waves = np.stack([np.sin(9 * x + seed), np.cos(7 * y), np.sin(5 * (x + y))], -1) * 0.3 + 0.3
+    return Image.fromarray(((waves + noise).clip(0, 1) * 255).astype(np.uint8))
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(app, ["predict", *map(str, arguments)])
+
+
+def answers(*arguments: Any, code: int = 0) -> dict[str, Any]:
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_answers_are_the_librarys_own(nets: str, tmp_path: Path) -> None:
+    photo().save(tmp_path / "a.png")
+    got = answers(f"{nets}:net", tmp_path / "a.png", "--budget", 5, "--top", 2)
+    (one,) = got["images"]
+    loaded = models.load(f"{nets}:net")
+    x = loaded.preprocess(open_image(tmp_path / "a.png"))[None]
+    want = unstride.enhance(loaded.model, x, 5).explain(x)[0]
+    p = want.logits.softmax(0)
+    assert [e["class"] for e in one["enhanced"]] == p.topk(2).indices.tolist()
+    assert one["enhanced"][0]["probability"] == pytest.approx(float(p.max()), abs=1e-5)
+    assert one["plain"][0]["probability"] == pytest.approx(float(loaded.model(x).detach().softmax(1).max()), abs=1e-5)
+    assert len(one["states"]) == 5
+    assert sum(s["weight"] for s in one["states"]) == pytest.approx(1)
+    assert one["cost"] == pytest.approx(want.cost)
+    assert one["cost"] > 1
+
+
+def test_options_reach_the_search(nets: str, tmp_path: Path) -> None:
+    photo().save(tmp_path / "a.png")
+    plain = answers(f"{nets}:net", tmp_path / "a.png", "--budget", 1)["images"][0]
+    assert plain["plain"] == plain["enhanced"]
+    assert plain["cost"] == pytest.approx(1)
+    paper = answers(f"{nets}:net", tmp_path / "a.png", "--budget", 4)["images"][0]
+    cheap = answers(f"{nets}:net", tmp_path / "a.png", "--budget", 4, "--order", "cost", "--aggregate", "mean")
+    assert cheap["images"][0]["cost"] < paper["cost"]
+    assert {s["weight"] for s in cheap["images"][0]["states"]} == {0.25}
+    wrong = run(f"{nets}:net", tmp_path / "a.png", "--criterion", "luck")
+    assert wrong.exit_code == 1
+    assert "'luck'" in wrong.stderr
+    assert "'entropy'" in wrong.stderr
+
+
+def save_all_kinds(folder: Path) -> list[str]:
+    rgb = photo()
+    rgb.save(folder / "rgb.png")
+    rgb.convert("L").save(folder / "gray.png")
+    rgb.quantize(64).save(folder / "palette.png")
+    rgba = rgb.convert("RGBA")
+    rgba.putalpha(200)
+    rgba.save(folder / "rgba.png")
+    rgb.convert("CMYK").save(folder / "cmyk.jpg")
+    Image.fromarray(np.asarray(rgb.convert("L")).astype(np.uint16) * 257).save(folder / "sixteen.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rgb.rotate(90, expand=True).save(folder / "turned.png", exif=exif)
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_folder_of_every_kind_and_two_damaged_files(nets: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    kinds = save_all_kinds(folder)
+    (folder / "cut.png").write_bytes((folder / "rgb.png").read_bytes()[:700])
+    (folder / "lies.jpg").write_text("not an image")
+    missing = tmp_path / "missing.png"
+    got = answers(f"{nets}:net", missing, folder, "--budget", 2, code=3)
+    assert sorted(Path(a["image"]).name for a in got["images"]) == kinds
+    assert sorted(Path(f["image"]).name for f in got["failed"]) == ["cut.png", "lies.jpg", "missing.png"]
+    by_name = {Path(a["image"]).name: a for a in got["images"]}
+    assert by_name["turned.png"]["enhanced"] == by_name["rgb.png"]["enhanced"]  # turned upright before the network
+    shown = run(f"{nets}:net", folder / "lies.jpg", folder / "gray.png", "--budget", 1)
+    assert shown.exit_code == 3
+    assert "lies.jpg" in shown.stderr
+    assert "1 of 2 could not be read" in shown.stderr
+    assert "gray.png" in shown.stdout
+    assert run(f"{nets}:net", folder / "lies.jpg").exit_code == 1  # nothing was done at all
+
+
+def test_text_names_states_and_cost_and_escapes_markup(nets: str, tmp_path: Path) -> None:
+    photo().save(tmp_path / "[red]a.png")
+    out = run(f"{nets}:net", tmp_path / "[red]a.png", "--budget", 3)
+    assert out.exit_code == 0
+    assert "[red]a.png" in out.stdout
+    assert "[odd] name" in out.stdout
+    assert "3 states" in out.stdout
+    assert "x the MACs of a plain forward" in out.stdout
+    assert "(0,1 0)" in out.stdout
+
+
+def test_pictures_one_name_each(nets: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        photo(len(folder)).save(tmp_path / folder / "a.png")
+    target = tmp_path / "out.png"
+    assert run(f"{nets}:net", tmp_path / "one" / "a.png", "--budget", 5, "--plot", target).exit_code == 0
+    with Image.open(target) as picture:
+        assert picture.width > 1000
+        assert len(picture.convert("RGB").resize((64, 64)).getcolors(4096)) > 50
+    got = answers(f"{nets}:net", tmp_path / "one", tmp_path / "two", "--budget", 2, "--plot", target)
+    assert [Path(a["plot"]).name for a in got["images"]] == ["out-a.png", "out-a-2.png"]
+    assert all(Path(a["plot"]).is_file() for a in got["images"])
+
+
+def test_segmentation_on_odd_sizes(nets: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    photo(size=(44, 52)).save(tmp_path / "a.png")
+    photo(size=(40, 48)).save(tmp_path / "b.png")
+    spec = f"{nets}:segmenter"
+    images, target = [tmp_path / "a.png", tmp_path / "b.png"], tmp_path / "s.png"
+    got = answers(spec, *images, "--task", "segmentation", "--budget", 4, "--plot", target)
+    for one in got["images"]:
+        assert sum(e["share"] for e in one["enhanced"]) == pytest.approx(1)
+        assert 0 < one["changed"] < 1
+        assert Path(one["plot"]).is_file()
+    shown = run(spec, tmp_path / "a.png", "--task", "segmentation", "--budget", 2)
+    assert "of the pixels change" in shown.stdout
+    assert run(spec, tmp_path / "a.png", "--task", "detection").exit_code == 1
+
+
+def test_a_picture_that_cannot_be_made_is_said_before_the_work(
+    nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo().save(tmp_path / "a.png")
+    monkeypatch.setattr(models, "load", lambda *a, **k: pytest.fail("worked before checking"))
+    assert "ends in .png" in run(f"{nets}:net", tmp_path / "a.png", "--plot", tmp_path / "a.doc").stderr
+    assert "no folder" in run(f"{nets}:net", tmp_path / "a.png", "--plot", tmp_path / "no" / "a.png").stderr
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    result = run(f"{nets}:net", tmp_path / "a.png", "--plot", tmp_path / "p.png")
+    assert result.exit_code == 1
+    assert "unstride[plot]" in result.stderr
+
+
+def test_preprocess_seen_shows_what_the_network_sees() -> None:
+    from unstride.plots import seen
+
+    image = photo(size=(60, 80))
+    rgb, bgr = (seen(Preprocess(40, 32, channels=c), image) for c in ("RGB", "BGR"))
+    assert rgb.size == (32, 32)
+    assert np.array_equal(np.asarray(rgb), np.asarray(bgr))
+    gray = seen(Preprocess(None, None, (0.5,), (0.5,), channels="L"), image)
+    assert torch.equal(torch.tensor(np.asarray(gray)[..., 0]), torch.tensor(np.asarray(image.convert("L"))))

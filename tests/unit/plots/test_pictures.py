@@ -1,0 +1,92 @@
+"""Pictures hold what the prediction says; networks of every shape of state can be drawn."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("matplotlib")
+
+from unstride.plots import overlay, plot_classification, plot_segmentation
+from unstride.plots.segmentation import palette
+from unstride.plots.style import class_colours, shorten
+from unstride.prediction import Prediction, Visited
+from unstride.search import Expansion
+from unstride.states import State
+
+
+def prediction(logits: torch.Tensor, states: list[State], spread: torch.Tensor, rule: str = "budget") -> Prediction:
+    weights = torch.arange(1.0, len(states) + 1)
+    visited = tuple(
+        Visited(s, 0.1, float(w), own)
+        for s, w, own in zip(states, (weights / weights.sum()).tolist(), logits, strict=True)
+    )
+    steps = (Expansion(states[0], 1),) if len(states) > 1 else ()
+    return Prediction(logits.mean(0), logits[0], visited, steps, 300, 100, 0.5, spread, rule)
+
+
+def texts(figure: object) -> str:
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})  # type: ignore[attr-defined]
+    return out.getvalue()
+
+
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text stays text
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize(("rate", "classes"), [((2, 2), 7), ((4, 4), 3), ((16, 16), 1), ((1, 2), 2)])
+def test_every_state_its_answer_and_weight(rate: tuple[int, int], classes: int) -> None:
+    states = [State.zero(1), State(((0, 1),)), State(((rate[0] - 1, rate[1] - 1),))][: 2 if rate == (1, 2) else 3]
+    logits = torch.randn(len(states), classes, generator=torch.Generator().manual_seed(0))
+    p = prediction(logits, states, torch.tensor(0.25))
+    names = tuple(f"kind {k} with a long name, longer than any row" for k in range(classes))
+    svg = texts(plot_classification(Image.new("RGB", (30, 50)), p, [rate], names, "Title & more"))
+    assert "Title &amp; more" in svg
+    assert "(plain)" in svg
+    assert "layer 1" in svg
+    for v in p.states:
+        assert f"{v.weight:.1%}" in svg
+    assert "3.0x the work" in svg
+
+
+@pytest.mark.usefixtures("words")
+def test_one_state_and_unnamed_classes() -> None:
+    p = prediction(torch.tensor([[1.0, 3.0]]), [State.zero(2)], torch.tensor(0.0))
+    svg = texts(plot_classification(Image.new("L", (20, 20)), p, [(2, 2), (2, 2)]))
+    assert "class 1" in svg
+    assert "100.0%" in svg
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("classes", [1, 3, 40])
+def test_segmentation_maps(classes: int) -> None:
+    logits = torch.randn(2, classes, 12, 20, generator=torch.Generator().manual_seed(0))
+    p = prediction(logits, [State.zero(1), State(((0, 1),))], torch.rand(12, 20))
+    svg = texts(plot_segmentation(Image.new("RGB", (40, 24)), p, (), "Scene"))
+    plain = (logits[0, 0] > 0).long() if classes == 1 else logits[0].argmax(0)
+    final = (logits.mean(0)[0] > 0).long() if classes == 1 else logits.mean(0).argmax(0)
+    assert f"{float((plain != final).float().mean()):.1%}" in svg
+    assert "states disagree" in svg
+
+
+def test_overlay_tints_classes_and_leaves_the_background() -> None:
+    gray = Image.new("RGB", (4, 2), (100, 100, 100))
+    seen = np.array([[0, 1, 2, 1]] * 2)
+    named = np.asarray(overlay(gray, seen, ("background", "a", "b"), 3))
+    assert named[0, 0].tolist() == [100, 100, 100]
+    assert named[0, 1].tolist() != named[0, 2].tolist()
+    assert np.asarray(overlay(gray, seen, (), 3))[0, 0].tolist() != [100, 100, 100]
+    assert palette(("background",), 3).shape == (3, 3)
+
+
+def test_colours_differ_and_text_fits() -> None:
+    assert len(set(class_colours(150))) == 150
+    assert shorten("a rather long name", 10) == "a rather…"
+    assert shorten("short", 10) == "short"
