@@ -4,14 +4,19 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+import torch.distributed as dist
 
 from unstride import models
 from unstride.evaluation import evaluate
+from unstride.evaluation.distributed import fresh_store
 
 HERE = Path(__file__).parent
 
@@ -39,6 +44,21 @@ def torchrun(out: Path, spec: str, data: str, *options: str) -> list[dict]:
 def alone(loaded, data, budgets, **options) -> list[dict]:
     rows = [json.loads(json.dumps(row.to_json())) for row in evaluate(loaded, data, budgets, **options)]
     return [tiny.numbers(row) for row in rows]
+
+
+def test_what_a_dead_attempt_left_in_the_store_is_not_seen():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt in range(3):
+        clients = [dist.TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60)) for _ in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            started = []
+            for rank in (0, 2, 1):  # rank 0 finds what the attempt before has left, the others come late
+                started.append((rank, pool.submit(fresh_store, clients[rank], rank, 3)))
+                time.sleep(0.2)
+            stores = {rank: future.result(30) for rank, future in started}
+        assert not stores[0].check(["address"])
+        stores[1].set("address", str(attempt))
+        assert {store.get("address") for store in stores.values()} == {str(attempt).encode()}
 
 
 def test_the_embedded_sample_in_two_processes(tmp_path):

@@ -93,7 +93,9 @@ def test_what_names_a_run(tmp_path, dataset):
 def test_what_is_done_is_not_done_again(tmp_path, dataset, monkeypatch):
     done = []
     scored = work._scored
-    monkeypatch.setattr(work, "_scored", lambda job, batch, errors: done.append(len(batch)) or scored(job, batch, errors))
+    monkeypatch.setattr(
+        work, "_scored", lambda job, batch, errors: done.append(len(batch)) or scored(job, batch, errors)
+    )
     model, out = tiny.net(), tmp_path / "run"
     first = evaluate(model, dataset, BUDGETS, out=out)
     assert sum(done) == 21

