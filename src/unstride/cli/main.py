@@ -8,7 +8,7 @@ import typer
 
 from unstride.errors import UnstrideError
 
-COMMANDS = ("inspect", "evaluate", "predict", "tta")
+COMMANDS = ("inspect", "evaluate", "predict", "tta", "bench")
 
 
 class _Group(typer.core.TyperGroup):

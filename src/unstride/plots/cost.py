@@ -25,10 +25,8 @@ def plot_bench(result: Bench, title: str = "") -> Any:
         x = [{"budget": row.budget, "batch": row.batch, "image": row.image[0]}[kind] for row in rows]
         absolute = kind == "image"  # the plain forward grows, too, so ratios would hide it
         scale = [row.plain_ms if absolute else 1.0 for row in rows]
-        first = rows[0].plain_ms / (rows[0].image[0] * rows[0].image[1])
-        work = [row.macs * (first * row.image[0] * row.image[1] if absolute else 1.0) for row in rows]
-        label = "work, at the first plain forward's rate" if absolute else "work (MACs)"
-        axes.plot(x, work, "--", color=PLAIN, label=label)
+        work = [row.macs * k for row, k in zip(rows, scale, strict=True)]
+        axes.plot(x, work, "--", color=PLAIN, label="work (MACs)")
         axes.plot(x, [row.time * k for row, k in zip(rows, scale, strict=True)], "o-", color=OURS, label="time")
         views = [(at, row.tta * k) for at, row, k in zip(x, rows, scale, strict=True) if row.tta is not None]
         if views:

@@ -1,0 +1,112 @@
+"""`unstride bench`: figures that can be checked without a clock."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from unstride.benching import bench, interleaved, peak_bytes
+from unstride.cli import app
+from unstride.errors import OptionError
+
+NET = """
+import torch
+from torch import nn
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 5),
+    )
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    return f"{tmp_path / 'net.py'}:net"
+
+
+def test_bench_prints_ratios_and_writes_a_picture(spec, tmp_path):
+    picture = tmp_path / "cost.png"
+    args = ["bench", spec, "--image-size", "32", "--budget", "2,4", "--batch", "1,2", "--repeats", "1"]
+    result = CliRunner().invoke(app, [*args, "--json", "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [(r["batch"], r["budget"]) for r in found["rows"]] == [(1, 2), (1, 4), (2, 2), (2, 4)]
+    # conv1: 16 x 16 x 4 x 27 MACs; conv2: 8 x 8 x 8 x 36; head: 40. Layer 1 is expanded first, so nothing is shared.
+    assert found["plain_macs"] == 16 * 16 * 4 * 27 + 8 * 8 * 8 * 36 + 40
+    assert [r["macs"] for r in found["rows"][:2]] == pytest.approx([2, 4])
+    assert all(r["time"] > 0 and r["tta"] > 0 and r["memory"] > 0 and r["images_per_second"] > 0 for r in found["rows"])
+    assert [r["budget"] for r in found["growth"]["budget"]] == [1, 4, 16]  # the net has 16 states, not 256
+    assert [r["batch"] for r in found["growth"]["batch"]] == [1, 2, 4]
+    assert len({tuple(r["image"]) for r in found["growth"]["image"]}) > 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_table_names_the_plain_forward(spec):
+    args = ["bench", spec, "--image-size", "32", "--budget", "2", "--batch", "3", "--repeats", "1", "--no-growth"]
+    result = CliRunner().invoke(app, [*args, "--learned"])
+    assert result.exit_code == 0, result.output
+    assert "plain" in result.stdout
+    assert "TTA time" in result.stdout
+    assert "growth" not in result.stdout
+
+
+@pytest.mark.parametrize("bad", ["", "0", "4,x", "-1", "4;10"])
+def test_budgets_that_are_none_are_refused(spec, bad):
+    result = CliRunner().invoke(app, ["bench", spec, "--budget", bad])
+    assert result.exit_code == 2
+    assert "whole numbers" in result.output
+
+
+def test_peak_is_what_was_alive_at_once():
+    def call():
+        a = torch.empty(1 << 18)  # 1 MiB
+        b = torch.empty(1 << 18)
+        del a
+        c = torch.empty(2 << 18)
+        return b.numel() + c.numel()
+
+    before = torch.empty(1 << 20)
+    assert peak_bytes(call) == 3 << 20
+    assert before.numel() == 1 << 20
+
+
+def test_a_silent_profiler_gives_stderr_back(capfd):
+    peak_bytes(lambda: torch.ones(3))
+    import os
+
+    os.write(2, b"still here")
+    assert capfd.readouterr().err == "still here"
+
+
+def test_calls_take_turns_and_the_first_round_does_not_count(monkeypatch):
+    order = []
+    clock = iter(range(1000))
+    monkeypatch.setattr("unstride.benching.time.perf_counter", lambda: float(next(clock)))
+    calls = {"a": lambda: order.append("a"), "b": lambda: (order.append("b"), next(clock), next(clock))}
+    plain, ratios = interleaved(lambda: order.append("plain"), calls, repeats=2)
+    assert order == ["plain", "a", "plain", "b"] * 3
+    assert plain == 1.0
+    assert ratios == {"a": 1.0, "b": 3.0}
+
+
+def test_the_models_mode_and_weights_stay():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    bench(model, torch.randn(1, 3, 16, 16), (2,), (1,), repeats=1, growth=False)
+    assert model.training
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_wrong_numbers_from_python():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(OptionError, match="budgets"):
+        bench(model, torch.randn(1, 3, 16, 16), (0,))
+    with pytest.raises(OptionError, match="repeats"):
+        interleaved(lambda: None, {}, 0)
