@@ -60,6 +60,8 @@ def families() -> dict[tuple[str, str], str]:
             match = re.match(r"(?:test_)?(?:tf_)?([a-z]+)", name)
             assert match is not None
             members.setdefault((module, match[1]), []).append(name)
+    first = {module: name for module, name in reversed(members)}  # each module once, then the rest
+    members = {f: members[f] for f in sorted(members, key=lambda f: first[f[0]] != f[1])}
     return {family: CHOSEN.get(family[1]) or min(names, key=_size_by_name) for family, names in members.items()}
 
 
@@ -80,13 +82,13 @@ def build(spec: str) -> tuple[nn.Module, list[int]]:
             options["weights_backbone"] = None
         if name in ("inception_v3", "googlenet"):
             options |= {"init_weights": False}
-        size = 224 if name.startswith(("vit", "maxvit")) else 96
-        return torchvision.models.get_model(name, **options), [size, 224]
+        sizes = [224] if name.startswith(("vit", "maxvit")) else [64, 96, 224]
+        return torchvision.models.get_model(name, **options), sizes
     if library == "timm":
         model = timm.create_model(name, pretrained=False)
         config = model.pretrained_cfg
         size = config["input_size"][-1]
-        return model, [size] if config.get("fixed_input_size") else sorted({min(96, size), min(128, size), size})
+        return model, [size] if config.get("fixed_input_size") else sorted({min(64, size), min(128, size), size})
     if library == "smp":
         import segmentation_models_pytorch as smp
 
@@ -140,10 +142,12 @@ def row(spec: str) -> dict[str, Any]:
         model, sizes = build(spec)
         stir(model.eval())
         channels = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
-        size, dtype = fit(model, sizes, channels)
-        found["size"] = size
-        model = model.to(dtype)
-        judge(model, size, dtype, channels, found)
+        found["size"] = fit(model, sizes, channels)
+        images = torch.randn(2, channels, found["size"], found["size"])
+        try:
+            judge(model, images, 3e-4, found)
+        except AssertionError:  # in float64 a wrong answer cannot pass for rounding, nor rounding for a wrong answer
+            judge(model.double(), images.double(), 1e-7, found)
     except oracle.NoOracle as error:  # raised last, when all else held
         found |= {"verdict": "no oracle", "reason": str(error)}
     except Exception as error:
@@ -157,24 +161,20 @@ def row(spec: str) -> dict[str, Any]:
     return found
 
 
-def fit(model: nn.Module, sizes: list[int], channels: int) -> tuple[int, torch.dtype]:
-    """The first size the model takes, in float64 where that is cheap: there, a wrong answer cannot pass for rounding."""
-    error: Exception | None = None
-    small = sum(p.numel() for p in model.parameters()) < 12e6
-    for dtype in (torch.float64, torch.float32) if small else (torch.float32,):
-        for size in sizes:
-            try:
-                with torch.no_grad():
-                    model.to(dtype)(torch.randn(2, channels, size, size, dtype=dtype))
-                return size, dtype
-            except Exception as e:
-                error = e
-    raise error or ValueError("no size")
+def fit(model: nn.Module, sizes: list[int], channels: int) -> int:
+    """The first size the model takes."""
+    error: Exception = ValueError("no size")
+    for size in sizes:
+        try:
+            with torch.no_grad():
+                model(torch.randn(1, channels, size, size))
+            return size
+        except Exception as e:
+            error = e
+    raise error
 
 
-def judge(model: nn.Module, size: int, dtype: torch.dtype, channels: int, found: dict[str, Any]) -> None:
-    tol = 1e-6 if dtype == torch.float64 else 5e-4
-    images = torch.randn(2, channels, size, size, dtype=dtype)
+def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -> None:
     net = checks.Net.of(model, images[:1])
     analysis = net.found
     found["layers"] = len(analysis.layers)
@@ -189,7 +189,7 @@ def judge(model: nn.Module, size: int, dtype: torch.dtype, channels: int, found:
         found["reason"] = "nothing to subsample: no strided op leads to a map that the output is made from"
         return
     states = checks.some_states(analysis, 3)[1:]
-    far = checks.check_all(net, images, states, tol)
+    far = checks.check_briefly(net, images, states, tol)
     found["verdict"] = "exact"
     if far < 10 * tol:
         found["reason"] = f"the output hardly depends on the state ({far:.0e} relative), so the comparison is weak"
@@ -228,7 +228,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Coverage",
         "",
-        "Made by `python -m benchmarks.coverage`: random weights, small images, two images and three states each.",
+        "Made by `python -m benchmarks.coverage`: random weights, small images, two images, each with another state.",
         "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model, state by state",
         "(`tests/oracle.py`). *no oracle*: the same without the re-run, because the referee cannot move one of its ops. *unusable*: one",
         "clear error at `enhance` / `inspect` time. *differs* / *fails*: a bug.",

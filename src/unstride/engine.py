@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.capture import Graph
-from unstride.errors import CaptureError, OptionError
-from unstride.movers import Rows
+from unstride.errors import OptionError
+from unstride.movers import Batch, Rows
 from unstride.segments import Cutter, Segment
 from unstride.states import Selection, State
 from unstride.subsampling import Subsampling
@@ -44,9 +43,19 @@ class Engine:
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
-        self.batches = {
-            n: self.cutter.batch(n) for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs] if n.op != "output"
-        }
+        kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
+        self.batches = {n: self.cutter.batch(n) for n in dict.fromkeys([*kept, *taps, *plain])}
+
+        self.roots = sorted({found.level[tap] for tap in taps})
+        self.needs = [sorted({found.level[n] for n in s.inputs if n is not graph.image}) for s in self.moved]
+
+    def closed(self, levels: Iterable[int]) -> set[int]:
+        """`levels`, and those that later levels read besides them (the skips of a U-Net)."""
+        kept = set(levels)
+        return kept | {low for k in kept for later in self.needs[k + 1 :] for low in later if low <= k}
+
+    def batch(self, node: Node) -> Batch:
+        return self.batches[node]
 
     def start(self, images: Tensor) -> "Run":
         return Run(self, images)
@@ -85,21 +94,19 @@ class Run:
         self.stored: list[dict[Key, tuple[Block, int]]] = [{} for _ in range(depth + 1)]
         self.limit = {}  # type: ignore[var-annotated]
         zero = State.zero(depth)
-        self.source = Block({self.engine.graph.image: self.images})
-        rows = list(range(n))
-        collected: dict[Node, list[Tensor]] = {v: [] for v in [*self.engine.taps, *self.engine.plain]}
         for level in range(depth + 1):
-            keys: list[Key] = [(i, zero.selections[:level]) for i in rows]
-            self._level(level, keys, [zero] * n, self.engine.as_trained[level], collected)
-        self.plain = {v: torch.cat(parts) for v, parts in collected.items() if parts}
-        if self.engine.graph.image in collected:
-            self.plain[self.engine.graph.image] = self.images
+            keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
+            self._level(level, keys, [zero] * n, self.engine.as_trained[level])
+        for v in dict.fromkeys([*self.engine.taps, *self.engine.plain]):
+            level = self.engine.found.level[v]
+            places = tuple(self._place(v, level, (i, zero.selections[:level])) for i in range(n))
+            self.plain[v] = Rows(places, self.engine.batch(v)).gather()
 
     def keep(self, levels: Iterable[int]) -> None:
         """Forget stored prefixes of other levels: only layers after a kept level can be expanded without recomputing."""
-        wanted = set(levels)
+        kept = self.engine.closed(levels)
         for level in range(1, len(self.stored)):
-            if level not in wanted:
+            if level not in kept:
                 self.stored[level].clear()
 
     def add(self, requests: Sequence[Request], keep: Iterable[int] | None = None) -> tuple[Tensor, ...]:
@@ -108,49 +115,36 @@ class Run:
         `keep`: levels whose prefixes later requests will start from (all by default).
         """
         engine, depth = self.engine, self.engine.depth
-        kept = set(range(depth + 1)) if keep is None else set(keep)
+        kept = set(range(depth + 1)) if keep is None else engine.closed(keep)
         todo: list[dict[Key, State]] = [{} for _ in range(depth + 1)]
         for image, state in requests:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
             engine.found.space.parse(state)
-            level = depth
-            todo[depth][(image, state.selections)] = state
-            while level > 1 and (image, state.selections[: level - 1]) not in self.stored[level - 1]:
-                level -= 1
-                todo[level][(image, state.selections[:level])] = state
-        fresh: list[list[Key]] = []
-        collected: dict[Node, list[Tensor]] = {v: [] for v in engine.taps}
-        order: list[Key] = []
+            open_levels = list(engine.roots)
+            while open_levels:
+                level = open_levels.pop()
+                key = (image, state.selections[:level])
+                if key not in self.stored[level] and key not in todo[level]:
+                    todo[level][key] = state
+                    open_levels += engine.needs[level]
         for level in range(1, depth + 1):
             keys = list(todo[level])
-            fresh.append(keys)
             if keys:
-                self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level], collected)
-                if level == depth:
-                    order = keys
-        for level, keys in enumerate(fresh, 1):
-            if level not in kept:
-                for key in keys:
-                    self.stored[level].pop(key, None)
-        where = {key: i for i, key in enumerate(order)}
-        index = [where[(image, state.selections)] for image, state in requests]
+                self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
         out = []
         for tap in engine.taps:
-            if engine.found.level[tap] == depth:
-                value = torch.cat(collected[tap]) if len(collected[tap]) > 1 else collected[tap][0]
-                straight = index == list(range(len(order)))
-                out.append(value if straight else value[torch.tensor(index, device=value.device)])
-            else:
-                level = engine.found.level[tap]
-                places = tuple(self._place(tap, level, (i, s.selections[:level])) for i, s in requests)
-                out.append(Rows(places, engine.batches[tap]).gather())
+            level = engine.found.level[tap]
+            places = tuple(self._place(tap, level, (image, state.selections[:level])) for image, state in requests)
+            out.append(Rows(places, engine.batch(tap)).gather())
+        for level in range(1, depth + 1):
+            if level not in kept:
+                for key in todo[level]:
+                    self.stored[level].pop(key, None)
         return tuple(out)
 
     # -- one level
-    def _level(
-        self, level: int, keys: list[Key], states: list[State], segment: Segment, collected: dict[Node, list[Tensor]]
-    ) -> None:
+    def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
         for image, _ in keys:
             self.macs[image] += segment.macs
         done = 0
@@ -167,9 +161,6 @@ class Run:
             block = Block(dict(zip(segment.outputs, outputs, strict=True)))
             for row, key in enumerate(keys[part]):
                 self.stored[level][key] = (block, row)
-            for tap, parts in collected.items():
-                if tap in block.values:
-                    parts.append(block.values[tap])
             done = part.stop
 
     def _chunk(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:
@@ -177,7 +168,7 @@ class Run:
         for n in segment.inputs:
             source_level = self.engine.found.level[n]
             places = tuple(self._place(n, source_level, (image, path[:source_level])) for image, path in keys)
-            rows = Rows(places, self.engine.batches[n])
+            rows = Rows(places, self.engine.batch(n))
             values.append(rows if n in segment.lazy else rows.gather())
         with torch.no_grad():
             return segment(len(keys), states, values)
@@ -196,10 +187,4 @@ def _out_of_memory(error: BaseException) -> bool:
     )
 
 
-def check_supported(graph: Graph, found: Subsampling) -> None:
-    if not any(isinstance(leaf, Node) for leaf in graph.leaves):
-        raise CaptureError("the model returns no tensor")
-
-
 __all__ = ["Engine", "Request", "Run"]
-_: Any = None

@@ -31,15 +31,23 @@ class Rows:
     batch: Batch
 
     def gather(self) -> Tensor:
-        first = self.places[0][0]
         dim, m = self.batch.dim, self.batch.factor
-        if all(t is first for t, _ in self.places):
-            rows = [r for _, r in self.places]
-            if rows == list(range(rows[0], rows[0] + len(rows))):
-                return first.narrow(dim, rows[0] * m, len(rows) * m)
-            if m == 1:
-                return first.index_select(dim, torch.tensor(rows, device=first.device))
-        return torch.cat([t.narrow(dim, r * m, m) for t, r in self.places], dim)
+        first = self.places[0][0]
+        runs = self._runs()
+        if len(runs) > 1 and m == 1 and all(t is first for t, _ in self.places):
+            return first.index_select(dim, torch.tensor([r for _, r in self.places], device=first.device))
+        pieces = [t.narrow(dim, start * m, count * m) for t, start, count in runs]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+    def _runs(self) -> list[tuple[Tensor, int, int]]:
+        """Neighbouring rows of one tensor are taken together: (tensor, first row, how many)."""
+        runs: list[tuple[Tensor, int, int]] = []
+        for t, r in self.places:
+            if runs and runs[-1][0] is t and runs[-1][1] + runs[-1][2] == r:
+                runs[-1] = (t, runs[-1][1], runs[-1][2] + 1)
+            else:
+                runs.append((t, r, 1))
+        return runs
 
 
 class Mover(nn.Module):

@@ -35,11 +35,15 @@ class Pos:
 
 
 class _Lost:
+    def __init__(self, name: str, why: str) -> None:
+        self.name, self.why = name, why
+
     def __repr__(self) -> str:
-        return "LOST"
+        return self.name
 
 
-LOST = _Lost()  # the value may have positions, but an op without a rule hid them
+LOST = _Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
+FIXED = _Lost("FIXED", "holds indices of cells, which cannot be moved")
 Position = Pos | _Lost | None
 
 
@@ -207,7 +211,7 @@ class Walk:
         if rule is None:
             trace.unknown[n] = f"no rule for {name}"
         self.node = n
-        if rule is None or (any(isinstance(trace.pos[i], _Lost) for i in inputs) and rule is not _pointwise):
+        if rule is None or (any(isinstance(trace.pos[i], _Lost) for i in inputs) and rule not in (_pointwise, _unpool)):
             shape = value.shape if isinstance(value, Tensor) else ()
             still = len(shape) > 2 or (len(shape) == 2 and name not in _FLATTENING)
             trace.pos[n] = LOST if still else None
@@ -504,8 +508,29 @@ def _pool(w: Walk, n: Node, value: Any) -> Result:
     dilation = _pair(_arg(n, 4, "dilation", 1), 1) if kind == "max_pool" else [1, 1]
     if isinstance(value, tuple):
         pos, carriers = _windows(w, n, kind, stride, padding, size, dilation, value[0])
-        return [pos, pos], carriers
+        if not any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in n.users):
+            return [pos, None], carriers
+        # Indices say where in its input each maximum was: they cannot be moved, and an unpooling puts values back there.
+        w.trace.sites = [s for s in w.trace.sites if s.node is not n]
+        w.trace.passed[n] = "its indices are used (unpooling), so its windows must stay where they are"
+        return [pos, FIXED if pos is not None else None], carriers
     return _windows(w, n, kind, stride, padding, size, dilation, value)
+
+
+def _unpool(w: Walk, n: Node, value: Any) -> Result:
+    """max_unpool2d(values, indices): the finer map again; both operands must have moved alike."""
+    source, indices = n.args[0], n.args[1]
+    p = w.pos(source)
+    if p is None or p.y.ndim != 4:
+        return (LOST if p is not None else None), [source, indices]  # type: ignore[list-item]
+
+    def spread(t: Tensor) -> Tensor:
+        for d in (2, 3):
+            before, after = t.shape[d], value.shape[d]
+            t = resample(t, d, (torch.arange(after, dtype=torch.float32) + 0.5) * before / after - 0.5)
+        return t
+
+    return p.map(spread), [source, indices]  # type: ignore[list-item]
 
 
 def _resize(w: Walk, n: Node, value: Any, passed: str | None = None) -> Result:
@@ -687,6 +712,7 @@ def _table() -> dict[str, Callable[[Walk, Node, Any], Result]]:
     table["slice"] = _slice
     table["linear"] = _linear
     table["einsum"] = _einsum
+    table["max_unpool2d"] = _unpool
     table["pixel_shuffle"] = _shuffle_up
     created = "zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty rand_like randn_like"
     table.update(dict.fromkeys(created.split(), _like))

@@ -304,8 +304,9 @@ class _Analysis:
         return key
 
     def _cannot_follow(self, source: Node, missing: Iterable[int], a: int) -> str | None:
-        if isinstance(self.trace.pos.get(source), _Lost):
-            return "has lost its position at an op without a rule"
+        pos = self.trace.pos.get(source)
+        if isinstance(pos, _Lost):
+            return pos.why
         grid = self.grid(source)
         if grid is None:
             return "is not a plain grid and cannot be moved along"
