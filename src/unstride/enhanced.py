@@ -1,6 +1,7 @@
 """`enhance(model, example)` -> Enhanced: the module that users hold."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import Node
 from unstride.aggregate import BORDERS, Attention, two_class
 from unstride.capture import capture, check_images, frozen_eval
 from unstride.errors import CaptureError, InputError, OptionError
+from unstride.optimise import channels_last, optimise
 from unstride.prediction import Prediction, Visited
 from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
 from unstride.search import CRITERIA, ORDERS, default_layers
@@ -40,10 +42,11 @@ class Enhanced(nn.Module):
         space: str | None,
         options: dict[str, Any],
         max_bytes: int,
+        optimise: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
-        self.task, self.space, self.max_bytes = task, space, max_bytes
+        self.task, self.space, self.max_bytes, self._optimise = task, space, max_bytes, optimise
         self._asked = options
         self._plans: dict[Key, Plan] = {}
         self._versions: tuple[int, ...] = ()
@@ -61,7 +64,10 @@ class Enhanced(nn.Module):
         plan = self._plans.get(key)
         if plan is None:
             graph = capture(self.model, images[:1])
-            plan = make_plan(graph, find_layers(graph), self.task, self.space, self.max_bytes, {})
+            graph = optimise(graph) if self._optimise else graph
+            found = find_layers(graph)
+            graph = channels_last(graph, found) if self._optimise else graph
+            plan = make_plan(graph, found, self.task, self.space, self.max_bytes)
             self._plans[key] = plan
         return plan
 
@@ -136,9 +142,14 @@ class Enhanced(nn.Module):
         """The same enhanced model (captures and attention shared) with other options, e.g. `better.with_options(budget=30)`."""
         asked = {**self._asked, **changes}
         _validate(self.task, self.space, asked)
-        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes)
+        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self._optimise)
         other._plans, other._versions, other.attention = self._plans, self._versions, self.attention
         return other
+
+    @property
+    def signature(self) -> str:
+        """All options in one line: two enhanced models with the same weights and signature answer alike."""
+        return f"{self.task} {self.space} " + " ".join(f"{k}={v!r}" for k, v in sorted(self._asked.items()))
 
     def train(self, mode: bool = True) -> "Enhanced":
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
@@ -175,6 +186,8 @@ class Enhanced(nn.Module):
                     ]
         joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
         output = plan.graph.rebuild([_cropped(leaf, crop) for leaf in joined])
+        if crop is not None:
+            predictions = [_cropped_prediction(p, crop) for p in predictions]
         return output, {b: _cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
 
     def _fit(self, images: Tensor) -> tuple[Tensor, Plan, tuple[float, float] | None]:
@@ -288,13 +301,14 @@ def enhance(
     stop: Stop | None = None,
     seed: int = 0,
     max_bytes: int = 512 << 20,
+    optimise: bool = True,
 ) -> Enhanced:
     """Make a pretrained model better at test time, without training it.
 
     Example: `better = unstride.enhance(model, images[:1], budget=10); logits = better(images)`
 
     `budget` counts the states of each image, the plain network's included: 1 is the model itself. The rest has sensible
-    defaults; see the guide "choosing options".
+    defaults; see the guide "choosing options". `optimise=False` runs the captured graph without exact rewrites.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
@@ -311,7 +325,7 @@ def enhance(
         "seed": seed,
     }
     _validate(task, space, asked)
-    better = Enhanced(model, task, space, asked, max_bytes)
+    better = Enhanced(model, task, space, asked, max_bytes, optimise)
     _, plan, _ = better._fit(check_images(example, "example")[:1])
     better.options(plan)
     return better
@@ -361,6 +375,13 @@ def _index(leaves: tuple[Any, ...], leaf: Node) -> int:
 
 
 def _cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
-    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim != 4:
+    """Cut the part of a map (.., H, W) that belongs to the image off the padding."""
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < 2:
         return leaf
-    return leaf[:, :, : round(leaf.shape[2] * crop[0]), : round(leaf.shape[3] * crop[1])]
+    return leaf[..., : round(leaf.shape[-2] * crop[0]), : round(leaf.shape[-1] * crop[1])]
+
+
+def _cropped_prediction(p: Prediction, crop: tuple[float, float]) -> Prediction:
+    states = tuple(replace(v, logits=_cropped(v.logits, crop)) for v in p.states)
+    maps = {name: _cropped(getattr(p, name), crop) for name in ("logits", "plain", "spread")}
+    return replace(p, states=states, **maps)

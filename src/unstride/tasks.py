@@ -73,9 +73,7 @@ class Plan:
         return out.to(like.dtype)
 
 
-def make_plan(
-    graph: Graph, found: Subsampling, task: str, space: str | None, max_bytes: int, engine_options: dict[str, Any]
-) -> Plan:
+def make_plan(graph: Graph, found: Subsampling, task: str, space: str | None, max_bytes: int) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     if not found.layers:
         left = "; ".join(f"{x.op}: {x.reason}" for x in found.left_out[:4]) or "no strided op was found"
@@ -102,9 +100,7 @@ def make_plan(
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
     first = pairs[0][1]
     after = [leaf for leaf in others if graph.image not in _ancestors_until([leaf], {first}) and leaf is not first]
-    engine = Engine(
-        graph, found, taps, [leaf for leaf in others if leaf not in after], max_bytes=max_bytes, **engine_options
-    )
+    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], max_bytes=max_bytes)
 
     def head(tap: Node, leaf: Node) -> Segment | None:
         if tap is leaf:

@@ -1,0 +1,106 @@
+"""Exact graph optimisations: batch norm folded into convolutions, copies and no-ops removed, memory laid out channels last.
+
+Results stay equal to float rounding. `enhance(..., optimise=False)` runs the graph as it was captured.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from unstride.capture import Graph, is_getitem
+from unstride.positions import op_name
+from unstride.subsampling import Subsampling
+
+aten = torch.ops.aten
+_NOTHING = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout", "native_dropout")
+_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+def optimise(graph: Graph) -> Graph:
+    """The same function with fewer and cheaper ops; the given graph's nodes are reused and must not be used again."""
+    constants = dict(graph.constants)
+    leaves = list(graph.leaves)
+
+    def swap(old: Node, new: Node) -> None:
+        for i, leaf in enumerate(leaves):
+            if leaf is old:
+                leaves[i] = new
+        old.replace_all_uses_with(new)
+
+    for n in list(graph.fx.nodes):
+        if n.op != "call_function":
+            continue
+        name = op_name(n)
+        if name == "_assert_tensor_metadata":
+            graph.fx.erase_node(n)
+        elif name in ("view", "_unsafe_view"):  # a dropped copy may leave a value that cannot be viewed
+            n.target = aten.reshape.default
+        elif name in _NOTHING and isinstance(n.args[0], Node) and not _halves(n):
+            swap(n, n.args[0])
+        elif name in _NORMS:
+            _fold(graph, n, constants, swap)
+    graph.fx.eliminate_dead_code()
+    return replace(graph, constants=constants, leaves=tuple(leaves))
+
+
+def _halves(n: Node) -> bool:
+    return op_name(n) == "native_dropout" and any(is_getitem(u) for u in n.users)
+
+
+def _fold(graph: Graph, norm: Node, constants: dict[str, Tensor], swap: Any) -> None:
+    """conv, then batch norm with fixed statistics = one conv with scaled weights."""
+    conv = norm.args[0]
+    if not isinstance(conv, Node) or conv.op != "call_function" or op_name(conv) not in ("conv2d", "linear"):
+        return
+    if len(conv.users) != 1 or any(leaf is conv for leaf in graph.leaves):
+        return
+    legit = op_name(norm).startswith("_native")
+    weight, bias, mean, var = norm.args[1:5]
+    eps = norm.args[6] if legit else norm.args[7]
+    training = False if legit else bool(norm.args[5])
+    own = conv.args[2] if len(conv.args) > 2 else conv.kwargs.get("bias")
+    parts = [_constant(constants, v) for v in (weight, bias, mean, var, conv.args[1], own)]
+    if training or parts[2] is None or parts[3] is None or parts[4] is None:
+        return
+    gamma, beta, mu, variance, kernel, offset = (p.double() if p is not None else None for p in parts)
+    assert mu is not None and variance is not None and kernel is not None
+    scale = (variance + float(eps)).rsqrt() * (gamma if gamma is not None else 1.0)  # type: ignore[arg-type]
+    shift = (beta if beta is not None else 0.0) - mu * scale + (offset * scale if offset is not None else 0.0)
+    dtype = parts[4].dtype  # type: ignore[union-attr]
+    folded = (kernel * scale.view(-1, *[1] * (kernel.ndim - 1))).to(dtype)
+    new_weight = _placeholder(graph, conv, "weight", folded, constants)
+    new_bias = _placeholder(graph, conv, "bias", shift.to(dtype), constants)
+    rest = list(conv.args[3:])
+    conv.args = (conv.args[0], new_weight, new_bias, *rest)
+    conv.kwargs = {k: v for k, v in conv.kwargs.items() if k not in ("weight", "bias")}
+    outputs = [u for u in norm.users if is_getitem(u)] if legit else [norm]
+    for out in outputs:
+        if not legit or out.args[1] == 0:
+            swap(out, conv)
+
+
+def _constant(constants: dict[str, Tensor], v: Any) -> Tensor | None:
+    return constants.get(v.name) if isinstance(v, Node) and v.op == "placeholder" else None
+
+
+def _placeholder(graph: Graph, conv: Node, what: str, value: Tensor, constants: dict[str, Tensor]) -> Node:
+    with graph.fx.inserting_before(next(iter(graph.fx.nodes))):
+        node = graph.fx.placeholder(f"folded_{conv.name}_{what}")
+    constants[node.name] = value
+    return node
+
+
+def channels_last(graph: Graph, found: Subsampling) -> Graph:
+    """Convolution weights laid out channels last, where convolutions do most of the work; activations follow by themselves."""
+    macs = found.trace.macs
+    share = sum(m for n, m in macs.items() if op_name(n) == "conv2d") / max(1, sum(macs.values()))
+    if share < 0.5 or graph.device.type not in ("cpu", "cuda"):
+        return graph
+    constants = {
+        name: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
+        for name, t in graph.constants.items()
+    }
+    return replace(graph, constants=constants)
