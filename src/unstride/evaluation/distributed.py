@@ -9,6 +9,8 @@ Only small Python values travel, so gloo serves on every device; images and scor
 from __future__ import annotations
 
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,10 +65,35 @@ def world() -> Iterator[World]:
         return
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("gloo", timeout=_PATIENCE)
+        store, _, _ = next(dist.rendezvous("env://", timeout=_PATIENCE))
+        fresh = fresh_store(store, us.rank, us.size)
+        dist.init_process_group("gloo", store=fresh, rank=us.rank, world_size=us.size, timeout=_PATIENCE)
     else:
         us = replace(us, group=dist.new_group(backend="gloo", timeout=_PATIENCE))
     try:
         yield us
     finally:
         dist.destroy_process_group(None if started else us.group)
+
+
+def fresh_store(store: Any, rank: int, size: int) -> dist.Store:
+    """A part of the store that only the processes alive now write to.
+
+    torchrun starts its workers again with the store of the attempt that failed, addresses of the dead included, and
+    gloo would call those (pytorch issue 135712). So rank 0 answers whoever says hello with a new name, under a key that
+    only the living one knows, and goes on when everybody has acknowledged that name.
+    """
+    name = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"unstride/hello/{rank}", name)
+        store.wait([f"unstride/answer/{name}"], _PATIENCE)
+        name = store.get(f"unstride/answer/{name}").decode()
+        store.set(f"unstride/heard/{name}/{rank}", "yes")
+    missing = set(range(1, size)) if rank == 0 else set()
+    while missing:
+        for r in missing:
+            if store.check([f"unstride/hello/{r}"]):
+                store.set(f"unstride/answer/{store.get(f'unstride/hello/{r}').decode()}", name)
+        time.sleep(0.05)
+        missing = {r for r in missing if not store.check([f"unstride/heard/{name}/{r}"])}
+    return dist.PrefixStore(name, store)

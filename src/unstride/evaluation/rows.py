@@ -34,7 +34,7 @@ class Row:
     """One setting (states per image, views per image) of one run. Shares are in 0..1.
 
     metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, aacc, macc, and iou by class
-    gain         over the plain network: gain, low, high (95 % paired bootstrap), corrected, corrupted (images or pixels)
+    gain         over the plain network: gain, low, high (95 % paired bootstrap), images (pixels) corrected, corrupted
     macs         MACs of an image as a multiple of `plain_macs`, a plain forward's
     latency      seconds as a multiple of a plain forward's, timed in turn on batches of the same run; None: not timed
     peak_memory  bytes, of the largest process (of its device on CUDA) over the whole run; 0: not known here

@@ -1,5 +1,6 @@
 """Rows are appended once and survive a torn write; shards are whole, or they do not count."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -11,18 +12,23 @@ from unstride.evaluation.metrics import Gain
 from unstride.evaluation.shards import Shard
 from unstride.evaluation.summary import recommend
 
+BLANK = {
+    **{field.name: "" for field in dataclasses.fields(Row)},
+    **{"task": "classification", "images": 3, "views": 1, "seed": 0, "batch_size": 2, "peak_memory": 1, "errors": 1},
+    **{
+        "options": {"layers": [1, 2]},
+        "preprocess": {},
+        "metrics": {"top1": 0.5},
+        "gain": {"gain": 0.1},
+        "versions": {},
+    },
+    **{"macs": 2.5, "plain_macs": 1e6, "latency": None, "plain_ms": None, "error_names": ("x: broken",)},
+    **{"recommended": True, "created": "now"},
+}
+
 
 def row(run="a", budget=4, **changes):
-    return Row(
-        **{
-            **dict(run=run, spec="s", weights="w", model="m", data="d", data_fingerprint="f", images=3),
-            **dict(task="classification", budget=budget, views=1, options={"layers": [1, 2]}, preprocess={}, seed=0),
-            **dict(metrics={"top1": 0.5}, gain={"gain": 0.1}, verdict="helps", recommended=True, macs=2.5),
-            **dict(plain_macs=1e6, latency=None, plain_ms=None, peak_memory=1, errors=1, error_names=("x: broken",)),
-            **dict(batch_size=2, device="cpu", versions={"torch": "2"}, created="now"),
-            **changes,
-        }
-    )
+    return Row(**{**BLANK, "run": run, "budget": budget, **changes})
 
 
 def test_rows_round_trip_and_are_appended_once(tmp_path):

@@ -1,0 +1,121 @@
+"""`unstride evaluate`: what it prints, what it writes, and how it ends."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from unstride.cli import app
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "evaluation"))
+import tiny
+
+TINY = str(Path(tiny.__file__))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_the_table_the_words_and_the_rows(tmp_path):
+    data = tiny.npz(tmp_path, 30)
+    shown = run(f"{TINY}:build", "--data", data, "--budget", "3,6", "--out", "runs/mine").stdout
+    rows = [json.loads(line) for line in (tmp_path / "runs/mine/rows.jsonl").read_text().splitlines()]
+    assert [row["budget"] for row in rows] == [1, 3, 6]
+    for row in rows:
+        assert f"{row['metrics']['top1'] * 100:.2f}" in shown
+        assert f"{row['macs']:.2f}x" in shown
+    for row in rows[1:]:
+        assert f"budget {row['budget']}: {row['verdict']}:" in shown
+        assert f"{row['gain']['low'] * 100:+.2f} to {row['gain']['high'] * 100:+.2f}" in shown
+    assert "recommended:" in shown
+    assert "runs/mine/rows.jsonl" in shown
+
+
+def test_json_and_the_options_that_reach_the_rows(tmp_path):
+    data = tiny.npz(tmp_path, 12)
+    options = ["--criterion", "displacement", "--aggregate", "mean", "--layers", "1-2", "--align", "off", "--seed", 4]
+    result = run(
+        f"{TINY}:build", "--data", data, "--budget", "1,3", "--limit", 10, "--tta", "expanded:3", "--json", *options
+    )
+    printed = json.loads(result.stdout)
+    row = printed["rows"][-1]
+    assert (row["views"], row["budget"], row["images"], row["seed"]) == (3, 3, 10, 4)
+    wanted = {"criterion": "displacement", "aggregate": "mean", "layers": [1, 2], "align": False}
+    assert {k: row["options"][k] for k in wanted} == wanted
+    assert printed["out"] == "runs/tiny.py-build-npz"  # where it goes if nobody says
+    assert (tmp_path / "runs/tiny.py-build-npz/rows.jsonl").is_file()
+
+
+def test_damaged_images_are_listed_and_end_in_3(tmp_path):
+    x, y = tiny.pictures(12)
+    for c in range(6):
+        (tmp_path / "set" / str(c)).mkdir(parents=True)
+    for i in range(12):
+        Image.fromarray(x[i]).save(tmp_path / "set" / str(y[i]) / f"{i:02d}.png")
+    broken = sorted((tmp_path / "set").glob("*/*.png"))[3]
+    broken.write_bytes(broken.read_bytes()[:50])
+    shown = run(f"{TINY}:build", "--data", f"folder:{tmp_path / 'set'}", "--budget", "3", code=3).stdout
+    assert "11 images" in shown
+    assert "1 images could not be evaluated:" in shown
+    assert f"{broken.parent.name}/{broken.name}" in shown
+
+
+def test_segmentation_prints_the_papers_table(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, shape in (("images", (16, 24, 3)), ("masks", (16, 24))):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(3):
+            values = rng.integers(0, 256 if name == "images" else 6, shape).astype(np.uint8)
+            Image.fromarray(values).save(tmp_path / "set" / name / f"{i}.png")
+    arguments = ["--data", f"masks:{tmp_path / 'set'}", "--task", "segmentation", "--budget", "1,4", "--flip"]
+    shown = run(f"{TINY}:build_maps", *arguments).stdout
+    rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/rows.jsonl")).read_text().splitlines()]
+    cells = {(r["views"], r["budget"]): f"{r['metrics']['miou'] * 100:.2f}" for r in rows}
+    lines = [line.replace("│", " ").replace("┃", " ").split() for line in shown.splitlines()]
+    assert ["flip", "plain", "B", "=", "4"] in lines
+    assert ["without", cells[1, 1], cells[1, 4]] in lines
+    assert ["with", cells[2, 1], cells[2, 4]] in lines
+    assert "pixels corrected" in shown
+
+
+def test_errors_are_explained_and_end_in_1(tmp_path):
+    data = tiny.npz(tmp_path, 4)
+    for arguments, word in (
+        (["timm:resnat18", "--data", data], "resnat18"),
+        ([f"{TINY}:build", "--data", "npz:nowhere.npz"], "nowhere.npz"),
+        ([f"{TINY}:build", "--data", data, "--criterion", "entropie"], "entropie"),
+        ([f"{TINY}:build", "--data", data, "--task", "segmentation"], "labelled for classification"),
+        ([f"{TINY}:build", "--data", data, "--tta", "mirror"], "POLICY:VIEWS"),
+    ):
+        result = run(*arguments, code=1)
+        assert result.stderr.startswith("unstride: ")
+        assert word in result.stderr
+        assert "Traceback" not in result.output
+
+
+def test_wrong_usage_ends_in_2(tmp_path):
+    data = tiny.npz(tmp_path, 4)
+    for more in (["--budget", "many"], ["--layers", "2..4"], ["--flip", "--tta", "flip"], ["--align", "maybe"]):
+        run(f"{TINY}:build", "--data", data, *more, code=2)
+    run(f"{TINY}:build", code=2)
+
+
+def test_the_embedded_sample():
+    rows = json.loads(run("sample", "--data", "sample", "--limit", 40, "--budget", "1,4", "--json").stdout)["rows"]
+    assert rows[0]["images"] == 40
+    assert rows[0]["metrics"]["top1"] > 0.8
+    assert rows[1]["macs"] > 1.5
