@@ -179,7 +179,8 @@ class Mover(TorchDispatchMode):
             else:
                 x_far = F.pad(x, (0, stride[1] - 1, 0, stride[0] - 1))
             dense = func(x_far, weight, bias, [1, 1], padding, dilation, transposed, extra, groups)
-            out = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : size[0], : size[1]]
+            # contiguous, as an op's result is: views of it must be views in the model, too
+            out = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : size[0], : size[1]].contiguous()
             assert out.shape[2:] == size
         self.place(out, x, s or (0, 0), tuple(stride))
         return out
@@ -198,7 +199,7 @@ class Mover(TorchDispatchMode):
             dense = F.max_pool2d(
                 F.pad(x, (padding[1], z, padding[0], y), value=float("-inf")), size, 1, 0, tuple(dilation)
             )
-            first = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : cells[0], : cells[1]]
+            first = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : cells[0], : cells[1]].contiguous()
             assert first.shape[2:] == cells
             out = (first, out[1]) if isinstance(out, tuple) else first
         self.place(first, x, s or (0, 0), tuple(stride))

@@ -1,0 +1,201 @@
+"""Bad input: one typed error that says what came, what was wanted and what to do."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import Net, check_all, some_states
+from torch import Tensor, nn
+
+from unstride.capture import capture
+from unstride.errors import CaptureError, InputError
+from unstride.subsampling import find_layers
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 4, 3, 2, 1), nn.Linear(4 * 8 * 8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("cat.jpg", r"got str.*\(B, C, H, W\)"),
+        (torch.randn(3, 16, 16), r"got shape \(3, 16, 16\).*unsqueeze"),
+        (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "uint8.*preprocessing"),
+        (torch.randn(0, 3, 16, 16), "at least one image"),
+    ],
+)
+def test_not_an_image_tensor(example: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        capture(Small(), example)  # type: ignore[arg-type]
+
+
+def test_not_a_model() -> None:
+    with pytest.raises(InputError, match=r"torch\.nn\.Module"):
+        capture(lambda x: x, torch.randn(1, 3, 16, 16))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 24, 24), (1, 1, 16, 16)])
+def test_an_example_of_the_wrong_size(shape: tuple[int, ...]) -> None:
+    with pytest.raises(CaptureError, match="Pass an example of the size"):
+        capture(Small(), torch.randn(*shape))
+
+
+def test_an_output_that_depends_on_pixels() -> None:
+    class Picks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x > 0]
+
+    with pytest.raises(CaptureError):
+        capture(Picks(), torch.randn(1, 3, 16, 16))
+
+
+def test_control_flow_that_depends_on_pixels() -> None:
+    class Branches(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.mean() > 0 else super().forward(-x)
+
+    with pytest.raises(CaptureError, match="cannot capture"):
+        capture(Branches(), torch.randn(1, 3, 16, 16))
+
+
+def test_images_that_see_each_other() -> None:
+    class Mixes(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x - x.mean(0, keepdim=True))
+
+    with pytest.raises(CaptureError, match="each image alone"):
+        capture(Mixes(), torch.randn(1, 3, 16, 16))
+
+
+def test_a_model_that_throws_dice() -> None:
+    class Noisy(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.rand_like(x))
+
+    with pytest.raises(CaptureError, match="deterministic"):
+        capture(Noisy(), torch.randn(1, 3, 16, 16))
+
+
+def test_no_tensor_comes_out() -> None:
+    class Counts(Small):
+        def forward(self, x: Tensor) -> int:
+            return 3
+
+    with pytest.raises(CaptureError):
+        capture(Counts(), torch.randn(1, 3, 16, 16))
+
+
+def test_no_spatial_map() -> None:
+    graph = capture(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4)), torch.randn(1, 3, 16, 16))
+    assert find_layers(graph).layers == ()
+
+
+# ---------------------------------------------------------------- in-place ops
+class InPlace(nn.Module):
+    def __init__(self, f) -> None:
+        super().__init__()
+        self.conv, self.f = nn.Conv2d(3, 4, 3, 2, 1), f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(self.conv(x))
+
+
+def _view_then_write(x: Tensor) -> Tensor:
+    y = x.view(x.shape[0], -1)
+    x.relu_()
+    return y.sum(1, keepdim=True) + x.mean((1, 2, 3))[:, None]
+
+
+def _write_then_view_then_write(x: Tensor) -> Tensor:
+    x.relu_()
+    y = x.flatten(2)
+    x.add_(1)
+    return y.mean(-1)
+
+
+def _write_through_a_slice(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, :2] = 0
+    y[:, 2:].mul_(3)
+    return y.mean((2, 3)) + x.mean((2, 3))
+
+
+def _read_before_and_after(x: Tensor) -> Tensor:
+    before = x * 2
+    x.relu_().mul_(2)
+    return (before + x).mean((2, 3))
+
+
+def _no_grad_inside(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        y = x.sigmoid()
+    return (y.mul_(2) + x).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "f", [_view_then_write, _write_then_view_then_write, _write_through_a_slice, _read_before_and_after, _no_grad_inside]
+)
+def test_in_place_ops_keep_their_meaning(f) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    net = Net.of(InPlace(f).double().eval(), x[:1])
+    assert not any(str(n.target).split(".")[1].endswith("_") for n in net.graph.nodes if str(n.target).startswith("aten."))
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
+
+
+def test_a_model_that_writes_on_its_input_does_not_write_on_ours() -> None:
+    class Writes(Small):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    x = torch.randn(2, 3, 16, 16)
+    kept = x.clone()
+    net = Net.of(Writes().eval(), x[:1])
+    net.engine().start(x).add([(0, some_states(net.found, 2)[1])])
+    assert torch.equal(x, kept)
+
+
+# ---------------------------------------------------------------- unpooling
+class SegNet(nn.Module):
+    """Unpooling puts values back to where the maxima were: that pool, and what lies between, must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.pool = nn.Conv2d(3, 4, 3, 2, 1), nn.MaxPool2d(2, 2, return_indices=True)
+        self.deep, self.out = nn.Conv2d(4, 4, 3, 2, 1), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, where = self.pool(self.stem(x))
+        x = F.interpolate(self.deep(x), scale_factor=2)
+        return self.out(F.max_unpool2d(x, where, 2))
+
+
+def test_a_pool_whose_indices_are_used_is_left_out() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    net = Net.of(SegNet().double().eval(), x[:1])
+    assert [[path for path, _ in layer.ops] for layer in net.found.layers] == [["stem"]]
+    reasons = {item.op.split()[0]: item.reason for item in net.found.left_out}
+    assert "unpooling" in reasons["pool"]
+    assert "cannot be moved" in reasons["deep"]
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
+
+
+def test_a_pool_whose_indices_are_not_used_is_a_layer() -> None:
+    class Ignores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool, self.conv = nn.MaxPool2d(2, 2, return_indices=True), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.pool(x)[0])
+
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    net = Net.of(Ignores().double().eval(), x[:1])
+    assert len(net.found.layers) == 1
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
