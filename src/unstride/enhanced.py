@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from unstride.aggregate import BORDERS, Attention, two_class
 from unstride.capture import capture, check_images, frozen_eval
-from unstride.errors import CaptureError, InputError, OptionError
+from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.optimise import channels_last, optimise
 from unstride.prediction import Prediction, Visited
 from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
@@ -51,6 +51,7 @@ class Enhanced(nn.Module):
         self._plans: dict[Key, Plan] = {}
         self._versions: tuple[int, ...] = ()
         self.attention: Attention | None = None
+        self.preprocess: Any = None  # how images were prepared when this was saved; see unstride.load
 
     # -- set up
     def prepare(self, example: Tensor) -> Plan:
@@ -144,7 +145,14 @@ class Enhanced(nn.Module):
         _validate(self.task, self.space, asked)
         other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self._optimise)
         other._plans, other._versions, other.attention = self._plans, self._versions, self.attention
+        other.preprocess = self.preprocess
         return other
+
+    def save(self, path: str | Path, preprocess: Any = None) -> Path:
+        """Options, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
+        from unstride.saving import save
+
+        return save(self, path, preprocess)
 
     @property
     def signature(self) -> str:
@@ -194,7 +202,7 @@ class Enhanced(nn.Module):
         """A plan for this image size; segmentation pads to a multiple of 32 where the model takes no other size."""
         try:
             return images, self.prepare(images), None
-        except CaptureError as error:
+        except ModelRaised as error:
             h, w = images.shape[2:]
             ph, pw = (-h) % MULTIPLE, (-w) % MULTIPLE
             if self.task != "segmentation" or (ph == 0 and pw == 0):
@@ -202,7 +210,7 @@ class Enhanced(nn.Module):
             padded = F.pad(images, (0, pw, 0, ph), mode="replicate" if min(h, w) > 1 else "constant")
             try:
                 plan = self.prepare(padded)
-            except CaptureError:
+            except ModelRaised:
                 raise InputError(
                     f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help either: "
                     "resize or pad them to a size the model accepts"
