@@ -1,4 +1,7 @@
-"""`unstride COMMAND`: commands are registered here. Exit codes: 0 fine, 1 an error that is explained, 2 bad usage, 3 partly done."""
+"""`unstride COMMAND`: commands are registered here.
+
+Exit codes: 0 fine, 1 an error that is explained, 2 bad usage, 3 finished, but with counted errors.
+"""
 
 import importlib
 import sys
@@ -8,7 +11,7 @@ import typer
 
 from unstride.errors import UnstrideError
 
-COMMANDS = ("inspect", "evaluate", "predict", "tta", "bench")
+COMMANDS = ("inspect", "evaluate", "predict", "tta", "bench", "demo")
 
 
 class _Group(typer.core.TyperGroup):
