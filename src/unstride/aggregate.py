@@ -1,4 +1,4 @@
-"""Many maps into one. Mean and entropy stream: memory does not grow with the budget; attention looks at all states at once."""
+"""Many maps into one. Mean and entropy stream: memory does not grow with the budget; attention sees all states."""
 
 import math
 from dataclasses import dataclass, field
@@ -139,7 +139,7 @@ class Attended:
         self.maps.append(f)
 
     def value(self) -> Tensor:
-        return self.attention(torch.stack(self.maps)[None])[0]  # type: ignore[no-any-return]
+        return self.attention(torch.stack(self.maps)[None])[0]
 
     def criteria(self) -> list[float]:
         with torch.no_grad():

@@ -13,7 +13,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from unstride.errors import CaptureError, InputError
+from unstride.errors import CaptureError, InputError, ModelRaised
 from unstride.functional import functional
 
 
@@ -92,7 +92,7 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
         try:
             expected = model(pair.clone())
         except Exception as error:
-            raise CaptureError(
+            raise ModelRaised(
                 f"the model raised {type(error).__name__} on an example of shape {tuple(pair.shape)}: {error}. "
                 "Pass an example of the size, channels, dtype and device that the model accepts."
             ) from error
@@ -138,7 +138,9 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
     leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
     out_spec = program.call_spec.out_spec
     if out_spec is None or not any(isinstance(leaf, Node) for leaf in leaves):
-        raise CaptureError("the model returns no tensor that depends on the image; unstride needs logits or a logit map")
+        raise CaptureError(
+            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
+        )
     return Graph(
         fx=fx,
         image=image,

@@ -128,7 +128,7 @@ class Enhanced(nn.Module):
         return at
 
     def explain(self, images: Tensor) -> list[Prediction]:
-        """One Prediction per image: final and plain logits, the states visited and why the search ended, what it cost."""
+        """One Prediction per image: final and plain logits, the states visited, why it ended, what it cost."""
         check_images(images)
         _, _, predictions, _ = self._run(images, (), explain=True)
         return predictions
@@ -140,7 +140,7 @@ class Enhanced(nn.Module):
         return {b: (at[b], macs[b]) for b in budgets}
 
     def with_options(self, **changes: Any) -> "Enhanced":
-        """The same enhanced model (captures and attention shared) with other options, e.g. `better.with_options(budget=30)`."""
+        """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`."""
         asked = {**self._asked, **changes}
         _validate(self.task, self.space, asked)
         other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self._optimise)
@@ -212,7 +212,7 @@ class Enhanced(nn.Module):
                 plan = self.prepare(padded)
             except ModelRaised:
                 raise InputError(
-                    f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help either: "
+                    f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help: "
                     "resize or pad them to a size the model accepts"
                 ) from error
             return padded, plan, (h / (h + ph), w / (w + pw))

@@ -17,6 +17,10 @@ class CaptureError(UnstrideError):
     """The model cannot be turned into a graph, or the graph does not compute what the model computes."""
 
 
+class ModelRaised(CaptureError):
+    """The model itself raised on the example: a wrong size, number of channels, dtype or device."""
+
+
 class NothingToSubsample(UnstrideError):
     """The model has no strided layer that could be moved, so there is nothing to gain."""
 

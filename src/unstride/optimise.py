@@ -1,4 +1,4 @@
-"""Exact graph optimisations: batch norm folded into convolutions, copies and no-ops removed, memory laid out channels last.
+"""Exact graph optimisations: batch norm folded into convolutions, copies removed, memory laid out channels last.
 
 Results stay equal to float rounding. `enhance(..., optimise=False)` runs the graph as it was captured.
 """
@@ -59,7 +59,7 @@ def _fold(graph: Graph, norm: Node, constants: dict[str, Tensor], swap: Any) -> 
         return
     legit = op_name(norm).startswith("_native")
     weight, bias, mean, var = norm.args[1:5]
-    eps = norm.args[6] if legit else norm.args[7]
+    eps: Any = norm.args[6] if legit else norm.args[7]
     training = False if legit else bool(norm.args[5])
     own = conv.args[2] if len(conv.args) > 2 else conv.kwargs.get("bias")
     parts = [_constant(constants, v) for v in (weight, bias, mean, var, conv.args[1], own)]
@@ -67,9 +67,9 @@ def _fold(graph: Graph, norm: Node, constants: dict[str, Tensor], swap: Any) -> 
         return
     gamma, beta, mu, variance, kernel, offset = (p.double() if p is not None else None for p in parts)
     assert mu is not None and variance is not None and kernel is not None
-    scale = (variance + float(eps)).rsqrt() * (gamma if gamma is not None else 1.0)  # type: ignore[arg-type]
+    scale = (variance + float(eps)).rsqrt() * (gamma if gamma is not None else 1.0)
     shift = (beta if beta is not None else 0.0) - mu * scale + (offset * scale if offset is not None else 0.0)
-    dtype = parts[4].dtype  # type: ignore[union-attr]
+    dtype = parts[4].dtype
     folded = (kernel * scale.view(-1, *[1] * (kernel.ndim - 1))).to(dtype)
     new_weight = _placeholder(graph, conv, "weight", folded, constants)
     new_bias = _placeholder(graph, conv, "bias", shift.to(dtype), constants)
@@ -94,7 +94,7 @@ def _placeholder(graph: Graph, conv: Node, what: str, value: Tensor, constants: 
 
 
 def channels_last(graph: Graph, found: Subsampling) -> Graph:
-    """Convolution weights laid out channels last, where convolutions do most of the work; activations follow by themselves."""
+    """Weights laid out channels last, where convolutions do most of the work; activations follow by themselves."""
     macs = found.trace.macs
     share = sum(m for n, m in macs.items() if op_name(n) == "conv2d") / max(1, sum(macs.values()))
     if share < 0.5 or graph.device.type not in ("cpu", "cuda"):

@@ -23,8 +23,9 @@ class Visited:
 class Prediction:
     """The answer for one image, the plain network's, and all that lies between.
 
-    `agreement` is the share of states (segmentation: of states and pixels) that give the final class; `spread` is the mutual
-    information between state and class in nats, an uncertainty that one forward pass cannot give ((H, W) for segmentation).
+    `agreement` is the share of states (segmentation: of states and pixels) that give the final class; `spread` is the
+    mutual information between state and class in nats, an uncertainty that one forward pass cannot give (segmentation:
+    a map (H, W)).
     """
 
     logits: Tensor

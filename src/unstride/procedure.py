@@ -1,4 +1,4 @@
-"""The whole procedure for a batch of images: search, align, aggregate. Images advance together; each has its own search."""
+"""The procedure for a batch of images: search, align, aggregate. Images advance together; each has its own search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

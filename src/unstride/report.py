@@ -12,7 +12,7 @@ from unstride.subsampling import LeftOut, SubsamplingLayer, feature_node, find_l
 
 @dataclass(frozen=True)
 class Features:
-    """Where features end and the head begins: the op that makes the last map, its size, and whether it lies on a grid."""
+    """Where features end and the head begins: the op that makes the last map, and its size if it lies on a grid."""
 
     op: str
     map: tuple[int, int] | None

@@ -1,4 +1,4 @@
-"""Best-first search over states (Algorithm 1), one image at a time and without any tensor: it asks for states, and is told scores."""
+"""Best-first search over states (Algorithm 1), one image at a time: told scores, it asks for states. No tensors here."""
 
 import random
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ class Expansion:
 class Search:
     """`next(scores)` gives the next states to evaluate, at most up to the budget; an empty list ends the search.
 
-    `layers` is the search space (from 1). Order "paper": pop the best state, expand its first unexpanded layer. Order "cost":
-    weigh every (state, unexpanded layer) by what an expansion there costs, so that cheap late layers come first.
+    `layers` is the search space (from 1). Order "paper": pop the best state, expand its first unexpanded layer. Order
+    "cost": weigh every (state, unexpanded layer) by what an expansion there costs, so that cheap late layers lead.
     """
 
     space: StateSpace
@@ -78,8 +78,8 @@ def random_score(state: State, seed: int) -> float:
 
 
 def default_layers(space: StateSpace, task: str) -> tuple[int, ...]:
-    """The paper's search space: all layers for segmentation; for classification the first and last are left out of nets with
-    four layers or more, unless the first has a rate of 4 or more (then it stays in).
+    """The paper's search space: all layers for segmentation and for nets with fewer than four; otherwise the last is
+    left out, and the first unless its rate is 4 or more.
     """
     count = len(space.rates)
     everything = tuple(range(1, count + 1))

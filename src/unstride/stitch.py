@@ -1,4 +1,4 @@
-"""Shift and stitch: states are samples between the cells of the plain map, so lay them on a finer grid instead of averaging."""
+"""Shift and stitch: states are samples between the cells of the plain map, so lay them on a finer grid."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ from unstride.tasks import Target
 class Stitched:
     """Collects maps (K, H, W) by their place inside the cell: `value()` is a map finer by whole factors.
 
-    A fine cell that a state fell on is the weighted mean of the states there; the others are interpolated between the aligned
-    averages, so that with one state the answer is the plain map.
+    A fine cell that a state fell on is the weighted mean of the states there; the others are interpolated between the
+    aligned averages, so that with one state the answer is the plain map.
     """
 
     spacing: tuple[float, float]

@@ -1,4 +1,4 @@
-"""When an image is easy, stop early: rules on the running prediction. `enhance(..., stop=unstride.Confident(p=0.9))`."""
+"""When an image is easy, stop early: rules on the running prediction, as in `enhance(..., stop=Confident(p=0.9))`."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -84,7 +84,8 @@ def make_plan(graph: Graph, found: Subsampling, task: str, space: str | None, ma
         tap, grid = _feature(graph, found, main)
         if space == "features" and tap is None:
             raise OptionError(
-                "space='features': this model's last map cannot be laid on a grid (class token, or several maps); use space='logits'"
+                "space='features': this model's last map cannot be laid on a grid (class token, or several maps); "
+                "use space='logits'"
             )
         if space == "logits" or tap is None:
             tap, grid = main, None
@@ -153,7 +154,8 @@ def _segmentation_pairs(
                 continue  # an auxiliary map without a grid stays as the plain network gives it
             lost = f" ({'; '.join(found.unknown[:3])})" if found.unknown else ""
             raise CaptureError(
-                f"the logit map {('B', *shapes[leaf][1:])} has no known place on the image{lost}: its states cannot be aligned. "
+                f"the logit map {('B', *shapes[leaf][1:])} has no known place on the image{lost}: its states cannot be "
+                "aligned. "
                 "See the guide 'extending' for adding a rule for an op."
             )
         if graph.image is tap:

@@ -1,4 +1,4 @@
-"""The command line: a skin over the library. Each command lives in a module of its own and says what the library returns."""
+"""The command line: a skin over the library. Each command lives in a module of its own."""
 
 from unstride.cli.main import app
 

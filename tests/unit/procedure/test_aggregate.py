@@ -1,0 +1,103 @@
+"""Streams equal the formulas of the paper, written out."""
+
+import pytest
+import torch
+
+from unstride.aggregate import Attended, Attention, Maximum, WeightedMean, entropy
+from unstride.align import Offset, align, align_covered, coverage
+
+OFFSETS = [Offset.of((dy, dx), (8, 8)) for dy, dx in ((0, 0), (1, 2), (4, 7), (6, 0))]
+
+
+def maps(n: int = 4) -> torch.Tensor:
+    return torch.randn(n, 3, 4, 5, generator=torch.Generator().manual_seed(1))
+
+
+def test_entropy_is_zero_for_certainty_and_one_for_ignorance() -> None:
+    logits = torch.tensor([[100.0, 0, 0], [0, 0, 0]])
+    torch.testing.assert_close(entropy(logits), torch.tensor([0.0, 1.0]))
+
+
+def test_one_logit_counts_as_two_classes() -> None:
+    torch.testing.assert_close(entropy(torch.tensor([[0.0]])), torch.tensor([1.0]))
+
+
+def test_weighted_mean_with_the_papers_border() -> None:
+    f, weights = maps(), [0.5, 1.0, 0.25, 0.7]
+    total = WeightedMean("zeros")
+    for m, w, o in zip(f, weights, OFFSETS, strict=True):
+        total.add(m, w, o)
+    expected = sum(w * align(m, o) for m, w, o in zip(f, weights, OFFSETS, strict=True)) / sum(weights)
+    torch.testing.assert_close(total.value(), expected)
+
+
+def test_weighted_mean_renormalised_by_what_is_covered() -> None:
+    f, weights = maps(), [0.5, 1.0, 0.25, 0.7]
+    total = WeightedMean("renormalise")
+    for m, w, o in zip(f, weights, OFFSETS, strict=True):
+        total.add(m, w, o)
+    parts = [coverage((4, 5), o, f) * w for w, o in zip(weights, OFFSETS, strict=True)]
+    expected = sum(w * align(m, o) for m, w, o in zip(f, weights, OFFSETS, strict=True)) / sum(parts)
+    torch.testing.assert_close(total.value(), expected)
+
+
+@pytest.mark.parametrize("border", ["renormalise", "zeros"])
+def test_pixel_weights_move_with_their_map(border: str) -> None:
+    f = maps()
+    weights = torch.rand(4, 4, 5, generator=torch.Generator().manual_seed(2)) + 0.1
+    total = WeightedMean(border)
+    for m, w, o in zip(f, weights, OFFSETS, strict=True):
+        total.add(m, w, o)
+    top = sum(align(m * w[None], o) for m, w, o in zip(f, weights, OFFSETS, strict=True))
+    move = align if border == "renormalise" else align_covered
+    bottom = sum(move(w[None], o) for w, o in zip(weights, OFFSETS, strict=True))
+    torch.testing.assert_close(total.value(), top / bottom)
+
+
+def test_constant_maps_stay_constant_when_renormalised() -> None:
+    total = WeightedMean("renormalise")
+    for o in OFFSETS:
+        total.add(torch.full((2, 4, 5), 3.0), 0.7, o)
+    torch.testing.assert_close(total.value(), torch.full((2, 4, 5), 3.0))
+
+
+def test_streams_hold_one_map_whatever_the_budget() -> None:
+    total = WeightedMean()
+    for _ in range(100):
+        total.add(torch.randn(3, 4, 5), 1.0, OFFSETS[1])
+    held = [t for t in vars(total).values() if isinstance(t, torch.Tensor)]
+    assert sum(t.numel() for t in held) == 3 * 20 + 20
+
+
+def test_maximum_ignores_what_is_not_covered() -> None:
+    best = Maximum()
+    best.add(torch.full((1, 2, 4), -5.0), 1.0, OFFSETS[0])
+    best.add(torch.full((1, 2, 4), -7.0), 1.0, Offset.of((0, 16), (8, 8)))
+    torch.testing.assert_close(best.value(), torch.full((1, 2, 4), -5.0))
+
+
+def test_untrained_attention_is_the_mean_and_trained_is_the_formula() -> None:
+    torch.manual_seed(0)
+    attention = Attention(3)
+    f = maps()[None]
+    torch.testing.assert_close(attention(f), f.mean(1))
+    attention.out.data = torch.randn(3)
+    q = torch.einsum("nschw,c->nshw", f, attention.query.weight[0]) + attention.query.bias
+    k = torch.einsum("nschw,c->nshw", f, attention.key.weight[0]) + attention.key.bias
+    w = (q[:, :, None] * k[:, None]).softmax(2)  # (n, s, s', h, w)
+    mixed = torch.einsum("nsthw,ntchw->nschw", w, f)
+    expected = (f + attention.out.view(1, 1, -1, 1, 1) * mixed).mean(1)
+    torch.testing.assert_close(attention(f), expected)
+
+
+def test_learned_criterion_prefers_the_state_that_is_attended_to() -> None:
+    attention = Attention(1)
+    attention.query.weight.data.fill_(0.0)
+    attention.query.bias.data.fill_(1.0)
+    attention.key.weight.data.fill_(1.0)
+    kept = Attended(attention)
+    for value in (0.0, 3.0, 1.0):
+        kept.add(torch.full((1, 2, 2), value), 1.0, OFFSETS[0])
+    scores = kept.criteria()
+    assert scores.index(min(scores)) == 1
+    assert scores.index(max(scores)) == 0

@@ -1,0 +1,137 @@
+"""Segmentation: per pixel, on the logits before the final upsampling, skips on the moved grid."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from procedure_nets import SmallSegmenter, SmallUnet, seeded
+from torch import nn
+
+import unstride
+from unstride.aggregate import entropy
+from unstride.align import Offset, align
+from unstride.errors import CaptureError, OptionError
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 48, 64, generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def test_output_type_and_plain_answer(images: torch.Tensor) -> None:
+    net = seeded(SmallSegmenter())
+    better = unstride.enhance(net, images[:1], task="segmentation", budget=4)
+    out, plain = better(images), net(images)
+    assert list(out) == ["out", "half"]
+    assert out["out"].shape == plain["out"].shape
+    assert not torch.allclose(out["out"], plain["out"], atol=1e-4)
+    torch.testing.assert_close(better.explain(images)[0].plain, plain["out"][0], atol=1e-5, rtol=1e-5)
+
+
+def test_all_layers_are_searched(images: torch.Tensor) -> None:
+    better = unstride.enhance(seeded(SmallSegmenter()), images[:1], task="segmentation")
+    assert "layers=(1, 2, 3)" in repr(better)
+
+
+@torch.no_grad()
+def test_the_answer_is_the_formula_per_pixel(images: torch.Tensor) -> None:
+    net = seeded(SmallSegmenter())
+    better = unstride.enhance(net, images[:1], task="segmentation", budget=6)
+    plan = better.prepare(images)
+    states = [v.state for v in better.explain(images[:1])[0].states]
+    (logits,) = (v for v in plan.engine.start(images[:1]).add([(0, s) for s in states])[:1])
+    weights = 1 - entropy(logits)
+    top = bottom = torch.zeros(())
+    for s, f, w in zip(states, logits, weights, strict=True):
+        offset = Offset.of(plan.found.space.displacement(s), (8, 8))
+        top, bottom = top + align(f * w[None], offset), bottom + align(w[None], offset)
+    expected = F.interpolate((top / bottom)[None], images.shape[2:], mode="bilinear")
+    torch.testing.assert_close(better(images[:1])["out"], expected, atol=1e-5, rtol=1e-5)
+
+
+class Averages(nn.Module):
+    """A U-Net of averages: every value is a local mean of the image, so every state must agree inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+        b = F.avg_pool2d(a, 2)
+        c = F.avg_pool2d(b, 2)
+        up = F.interpolate(c, scale_factor=2.0, mode="bilinear")
+        y = 0.5 * (up + b)
+        return 0.5 * (F.interpolate(y, scale_factor=2.0, mode="bilinear") + a)
+
+
+@torch.no_grad()
+def test_ramp_law_at_the_output_of_a_decoder_with_skips() -> None:
+    """A ramp through averages, encoder, skips and decoder, is the same ramp for every state once aligned (interior)."""
+    y, x = torch.meshgrid(torch.arange(48.0), torch.arange(48.0), indexing="ij")
+    image = torch.stack([0.1 * y + 0.3 * x, 0.2 * y, 0.1 * x])[None]
+    better = unstride.enhance(Averages(), image, task="segmentation", budget=4)
+    plan = better.prepare(image)
+    assert [layer.rate for layer in plan.found.layers] == [(2, 2), (2, 2)]
+    states = list(plan.found.space.states())
+    (maps,) = plan.engine.start(image).add([(0, s) for s in states])
+    target = plan.targets[0]
+    for s, f in zip(states, maps, strict=True):
+        offset = plan.offset(s, target)
+        assert offset is not None
+        moved = align(f, offset)
+        torch.testing.assert_close(moved[:, 12:-12, 12:-12], maps[0][:, 12:-12, 12:-12], atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_impulse_law_at_the_output_of_a_decoder_with_skips() -> None:
+    """An impulse stays where it is in the aligned output of every state: skips and upsamplings meet on one grid."""
+    image = torch.zeros(1, 3, 48, 48)
+    image[:, :, 24, 20] = 16.0
+    better = unstride.enhance(Averages(), image, task="segmentation", budget=4)
+    plan = better.prepare(image)
+    for s in plan.found.space.states():
+        (f,) = plan.engine.start(image).add([(0, s)])
+        offset = plan.offset(s, plan.targets[0])
+        assert offset is not None
+        moved = align(f[0], offset)[0]
+        rows, columns = torch.arange(48.0), torch.arange(48.0)
+        centre = ((moved.sum(1) * rows).sum() / moved.sum(), (moved.sum(0) * columns).sum() / moved.sum())
+        assert abs(centre[0] - 24) < 2.1
+        assert abs(centre[1] - 20) < 2.1
+        peak = divmod(int(moved.argmax()), 48)
+        assert abs(peak[0] - 24) <= 1
+        assert abs(peak[1] - 20) <= 1
+
+
+@pytest.mark.parametrize("size", [(48, 64), (47, 61), (33, 40)])
+def test_any_size_pads_and_crops_inside(size: tuple[int, int]) -> None:
+    net = seeded(SmallUnet())  # takes multiples of 4 only
+    better = unstride.enhance(net, torch.randn(1, 3, 48, 64), task="segmentation", budget=3)
+    images = torch.randn(2, 3, *size)
+    assert better(images).shape == (2, 3, *size)
+    assert better.explain(images)[1].logits.shape == (3, *size)
+
+
+@torch.no_grad()
+def test_stitching_one_state_is_the_plain_map_and_all_states_refine_it(images: torch.Tensor) -> None:
+    net = seeded(SmallSegmenter())
+    one = unstride.enhance(net, images[:1], task="segmentation", align="stitch", states=[[0, 0, 0]])
+    torch.testing.assert_close(one(images)["out"], net(images)["out"], atol=1e-4, rtol=1e-4)
+    y, x = torch.meshgrid(torch.arange(48.0), torch.arange(64.0), indexing="ij")
+    ramp = torch.stack([y, x, y - x])[None]
+    pool = Pooled()
+    every = [list(s) for s in ([a, b] for a in range(4) for b in range(4))]
+    stitched = unstride.enhance(pool, ramp, task="segmentation", align="stitch", aggregate="mean", states=every)(ramp)
+    inside = (slice(None), slice(None), slice(8, -8), slice(8, -8))
+    torch.testing.assert_close(stitched[inside], ramp[inside], atol=1e-3, rtol=0)
+
+
+class Pooled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.avg_pool2d(F.avg_pool2d(x, 2), 2)
+        return F.interpolate(y, x.shape[2:], mode="bilinear")
+
+
+def test_refusals_are_clear(images: torch.Tensor) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(CaptureError, match=r"\(B, K, H, W\)"):
+        unstride.enhance(net, images[:1], task="segmentation")
+    with pytest.raises(OptionError, match="learning-free"):
+        unstride.enhance(seeded(SmallSegmenter()), images[:1], task="segmentation", aggregate="attention")
