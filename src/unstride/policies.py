@@ -205,7 +205,8 @@ class _Group:
 
 
 def _greedy(pool: list[State], groups: list[_Group], budget: int, by: str, images: int, show: bool) -> list[Choice]:
-    waiting, history = list(range(len(pool))), []
+    waiting = list(range(len(pool)))
+    history: list[Choice] = []
     with progress("states", min(budget, len(pool)), show) as advance:
         while waiting and len(history) < budget:
             tried = waiting[:1] if not history else waiting  # the plain network is always in
