@@ -70,7 +70,7 @@ def test_damaged_images_are_listed_and_end_in_3(tmp_path):
     broken.write_bytes(broken.read_bytes()[:50])
     shown = run(f"{TINY}:build", "--data", f"folder:{tmp_path / 'set'}", "--budget", "3", code=3).stdout
     assert "11 images" in shown
-    assert "1 images could not be evaluated:" in shown
+    assert "1 image could not be evaluated:" in shown
     assert f"{broken.parent.name}/{broken.name}" in shown
 
 

@@ -176,13 +176,16 @@ def _show(rows: list[Row], folder: Path) -> None:
     console.print(_table(rows))
     for row in rows:
         if not row.plain:
-            console.print(verdict(row), markup=False, highlight=False)
-    console.print(advice(rows), markup=False, highlight=False)
+            console.print(verdict(row), markup=False, highlight=False, soft_wrap=True)
+    console.print(advice(rows), markup=False, highlight=False, soft_wrap=True)
     if rows[0].errors:
-        console.print(f"{rows[0].errors} images could not be evaluated:", markup=False, highlight=False)
+        count = rows[0].errors
+        console.print(
+            f"{count:,} image{'s' * (count > 1)} could not be evaluated:", markup=False, highlight=False, soft_wrap=True
+        )
         for name in rows[0].error_names:
-            console.print(f"  {name}", markup=False, highlight=False)
-    console.print(f"rows: {folder / 'rows.jsonl'}", markup=False, highlight=False)
+            console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"rows: {folder / 'rows.jsonl'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(rows: list[Row]) -> Any:
@@ -214,7 +217,7 @@ def _table(rows: list[Row]) -> Any:
             "" if row.plain else f"{g['corrupted']:,}",
             f"{row.macs:.2f}x",
             "" if row.latency is None else f"{row.latency:.2f}x",
-            ("" if row.plain else row.verdict) + (" (recommended)" if row.recommended else ""),
+            " ".join([*([] if row.plain else [row.verdict]), *(["(recommended)"] if row.recommended else [])]),
         )
     return table
 

@@ -1,11 +1,16 @@
-"""`evaluate(model, data)`: what unstride gains on labelled images and what that costs, in one resumable pass.
+r"""`evaluate(model, data)`: what unstride gains on labelled images and what that costs, in one resumable pass.
 
     rows = unstride.evaluate("sample", "sample", budgets=(1, 4, 10), limit=200)
     rows[-1].metrics["top1"], rows[-1].gain["low"], rows[-1].verdict
 
 With `out`, a run that was killed goes on where it was: images are worked off in shards, and each finished shard is a
 file. Under torchrun the shards are dealt to the processes (`out` must be a folder that all of them see); the numbers
-are those of one process, because everything is computed from the scores of the single images, in their order.
+are those of one process with as many threads, because everything is computed from the scores of the single images, in
+their order. One machine, and several (the same command on each; HOST is one of them):
+
+    torchrun --nproc-per-node 2 --max-restarts 3 -m unstride evaluate SPEC --data DATA --out FOLDER
+    torchrun --nnodes 2 --nproc-per-node 4 --max-restarts 3 --rdzv-backend c10d --rdzv-id RUN \
+        --rdzv-endpoint HOST:29500 -m unstride evaluate SPEC --data DATA --out SHARED_FOLDER
 """
 
 from __future__ import annotations
@@ -179,6 +184,7 @@ def _about(job: Job) -> dict[str, Any]:
         "budgets": list(job.runner.budgets),
         "options": {
             **asked,
+            "optimise": better._optimise,
             "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
             "tta": describe(job.runner.tta),
         },

@@ -1,6 +1,6 @@
+"""`tiny` is also what subprocesses import, so it is a module of its own and not a part of the tests' package."""
+
 import sys
 from pathlib import Path
-
-import unstride  # noqa: F401  (before torchvision and timm, see unstride/_torchvision.py)
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -30,7 +30,8 @@ def torchrun(out: Path, spec: str, data: str, *options: str) -> list[dict]:
     """-m unstride evaluate, in two processes."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "--max-restarts", "1", "-m", "unstride", "evaluate", spec, "--data", data, "--out", str(out)]
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "UNSTRIDE_TEST_OUT": str(out)}
+    path = os.pathsep.join([str(HERE), *sys.path])  # the unstride that is tested here
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "UNSTRIDE_TEST_OUT": str(out)}
     done = subprocess.run(
         [*command, "--json", *options], env=env, capture_output=True, text=True, timeout=400, check=False
     )

@@ -66,7 +66,7 @@ while True:
 
 
 def run(folder: Path, name: str, seed: int, *more: str) -> tuple[int, list[dict]]:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), name, str(seed), *more],
         env=env,
@@ -84,8 +84,9 @@ def run(folder: Path, name: str, seed: int, *more: str) -> tuple[int, list[dict]
 def test_a_run_killed_again_and_again_ends_with_the_rows_of_one_that_was_not(tmp_path):
     name = tiny.npz(tmp_path, 61)
     _, wanted = run(tmp_path / "whole", name, 0)
-    killed, found = run(tmp_path / "killed", name, random.SystemRandom().randrange(10**9), "killing")
-    assert killed >= 3
-    assert [tiny.numbers(row) for row in found] == [tiny.numbers(row) for row in wanted]
+    seed = random.SystemRandom().randrange(10**9)
+    killed, found = run(tmp_path / "killed", name, seed, "killing")
+    assert killed >= 3, seed
+    assert [tiny.numbers(row) for row in found] == [tiny.numbers(row) for row in wanted], seed
     assert found[0]["images"] == 61
     assert not list((tmp_path / "killed").rglob(".*.tmp"))
