@@ -1,0 +1,78 @@
+"""`unstride demo`: everything shown is measured on the spot, with what is on the machine; what cannot run is said.
+
+for part in run(Path("unstride-demo")):
+    print(part.title, part.skipped or part.figures)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unstride.demo import garments, photographs, scenes
+from unstride.demo.common import BUDGET, Say, percent
+from unstride.errors import UnstrideError
+from unstride.html import Block, Facts, Note, Section, Text, render_report
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the demo: what was measured (`figures`), how it is shown (`blocks`), or why it could not run."""
+
+    name: str
+    title: str
+    figures: Any = None
+    blocks: tuple[Block, ...] = ()
+    skipped: str = ""
+    seconds: float = 0.0
+
+
+def run(out: Path, say: Say = lambda text: None) -> Iterator[Part]:
+    """The parts, one by one as they are done; the last one writes the report. `say` hears what is being done."""
+    out.mkdir(parents=True, exist_ok=True)
+    done: list[Part] = []
+    steps: tuple[tuple[str, str, Callable[[], tuple[Any, list[Block]]]], ...] = (
+        ("inspect", f"What {photographs.NETWORK} throws away", lambda: photographs.inspect_network(say)),
+        ("photographs", "Photographs, plain against enhanced", lambda: photographs.photographs(out, say)),
+        ("classification", "Garments: an embedded classifier on its test sample", lambda: garments.classification(say)),
+        ("segmentation", "Scenes: an embedded network that labels pixels", lambda: scenes.segmentation(out, say)),
+    )
+    for name, title, step in steps:
+        started = time.perf_counter()
+        try:
+            figures, blocks = step()
+            part = Part(name, title, figures, tuple(blocks))
+        except (UnstrideError, ImportError, OSError) as error:
+            part = Part(name, title, skipped=str(error), blocks=(Note(f"This part could not run: {error}"),))
+        part = replace(part, seconds=time.perf_counter() - started)
+        done.append(part)
+        yield part
+    path = out / "report.html"
+    seconds = sum(p.seconds for p in done)
+    told = f"Measured here in {seconds:.0f} s with {torch.get_num_threads()} threads, torch {torch.__version__}."
+    short = _short(done)
+    sections = [Section("In short", tuple(short))] if short else []
+    sections += [Section(p.title, p.blocks) for p in done]
+    path.write_text(render_report("unstride: what strided layers throw away, put to use", sections, told), "utf-8")
+    yield Part("report", "Report", str(path), (Text(f"Everything in one page: {path.resolve()}"),))
+
+
+def _short(done: Sequence[Part]) -> list[Block]:
+    """The headline figures: plain, and each method at the default budget."""
+    out: list[Block] = []
+    for name, key, words in (("classification", "accuracy", "accuracy"), ("segmentation", "miou", "mIoU")):
+        part = next(p for p in done if p.name == name)
+        if part.skipped:
+            continue
+        rows = part.figures["rows"]
+        facts = [(percent(rows[0][key]), f"{words}, plain")]
+        for method in dict.fromkeys(r["method"] for r in rows):
+            row = next(r for r in rows if r["method"] == method and r["budget"] == BUDGET)
+            facts.append((percent(row[key]), f"{words}, {row['budget']} states, {method}, {row['cost']:.1f}x MACs"))
+        out.append(Facts(tuple(facts)))
+    return out

@@ -1,0 +1,89 @@
+"""What the parts of the demo share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.enhanced import Enhanced
+from unstride.errors import UnstrideError
+from unstride.evaluation import metrics
+from unstride.html import Block, Note, Picture, Table
+
+BUDGET = 10  # of what is shown in detail
+
+Say = Callable[[str], None]
+Column = tuple[str, str, Callable[[float], str]]  # heading, key of a result, how it is written
+
+
+def result(method: str, budget: int, cost: float, gain: metrics.Gain, **values: float) -> dict[str, Any]:
+    """One budget's figures, as the JSON has them. Shares are in 0..1, cost in plain forwards."""
+    return {
+        "method": method,
+        "budget": budget,
+        **values,
+        "gain": gain.gain,
+        "low": gain.low,
+        "high": gain.high,
+        "corrected": gain.corrected,
+        "corrupted": gain.corrupted,
+        "cost": cost,
+        "verdict": "the plain network" if budget == 1 else gain.verdict,
+    }
+
+
+def results_table(results: Sequence[dict[str, Any]], shown: Sequence[Column]) -> Table:
+    """One method's budgets; what helps is stressed."""
+    rows = tuple(
+        (
+            str(r["budget"]),
+            *(write(r[key]) for _, key, write in shown),
+            f"{100 * r['gain']:+.2f} [{100 * r['low']:+.2f}, {100 * r['high']:+.2f}]",
+            f"{r['corrected']:,} / {r['corrupted']:,}",
+            f"{r['cost']:.1f}x",
+            f"{r['time']:.1f}x",
+        )
+        for r in results
+    )
+    columns = ("budget", *(name for name, _, _ in shown), "gain, points", "corrected / corrupted", "cost", "time")
+    told = [f"{r['budget']} states: {r['verdict']}" for r in results if r["budget"] > 1]
+    caption = f"{results[0]['method']}. {'; '.join(told)}."
+    return Table(columns, rows, caption, frozenset(k for k, r in enumerate(results) if r["verdict"] == "helps"))
+
+
+READING = (
+    "Gain: over the plain network on the same images, with its 95 % bootstrap interval. Cost in MACs and time measured "
+    "now, both in plain forwards."
+)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def time_ratios(results: Sequence[dict[str, Any]], better: Enhanced, model: torch.nn.Module, x: Tensor) -> None:
+    """Adds each budget's "time", in plain forwards: the fastest of three rounds, so that other work disturbs little."""
+    runs: list[Callable[[Tensor], Any]] = [model, *(better.with_options(budget=r["budget"]) for r in results)]
+    fastest = [float("inf")] * len(runs)
+    for _ in range(3):
+        for k, run in enumerate(runs):
+            started = time.perf_counter()
+            with torch.no_grad():
+                run(x)
+            fastest[k] = min(fastest[k], time.perf_counter() - started)
+    for r, seconds in zip(results, fastest[1:], strict=True):
+        r["time"] = seconds / fastest[0]
+
+
+def drawn(path: Path, figure: Callable[[], Any], caption: str) -> Block:
+    """The picture, in a file of its own, too; a note where there is no plot library."""
+    try:
+        figure().savefig(path)
+    except UnstrideError as error:
+        return Note(f"Without this picture: {error}")
+    return Picture(path.read_bytes(), caption, f"{caption} ({path.name})")
