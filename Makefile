@@ -15,16 +15,28 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 test: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
+# thousands of random networks, whole zoos, long fits
 test-slow: setup
 	$(BIN)/pytest -q -m slow
 
 demo: setup
 	$(BIN)/unstride demo
 
+# every architecture of the zoos against the laws; writes docs/coverage.md
+coverage: setup
+	$(BIN)/python -m benchmarks.coverage
+
+# time against the plain forward, the trie's floor and TTA; prints a table and JSON
+bench: setup
+	$(BIN)/python -m benchmarks.speed
+
+docs: setup
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist site
