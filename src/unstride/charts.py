@@ -156,10 +156,10 @@ def _mark(k: int, x: float, y: float) -> str:
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers that enclose [low, high]: `ticks(0.912, 0.934)` is [0.91, 0.915, ..., 0.935]."""
-    if not high > low:
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-12):
         low, high = low - (abs(low) * 0.05 or 0.5), high + (abs(high) * 0.05 or 0.5)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(k * step, 12) for k in range(first, last + 1)]
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
