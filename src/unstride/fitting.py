@@ -151,7 +151,8 @@ def _check(better: Any, epochs: int, lr: float, batch_size: int, budget: int, we
 
 
 def _give(better: Enhanced, plan: Plan, state: dict[str, Tensor]) -> None:
-    better._make_attention(plan)
+    with torch.random.fork_rng(devices=[]):
+        better._make_attention(plan)
     assert better.attention is not None
     better.attention.load_state_dict(state)
     better.attention.requires_grad_(False)

@@ -64,7 +64,8 @@ class StaticAvgPool(nn.Module):
 
     def __init__(self, pool: MovedAvgPool, state: State) -> None:
         super().__init__()
-        self.size, self.stride, self.scale = pool.size, pool.stride, pool.scale
+        self.size, self.stride, self.area = pool.size, pool.stride, pool.size[0] * pool.size[1]
+        self.scale = pool.scale * self.area
         divide = None
         if pool.counts is not None:
             layer = next(iter({**pool.shift.steps[0], **pool.shift.steps[1]}))
@@ -74,8 +75,8 @@ class StaticAvgPool(nn.Module):
         self.register_buffer("divide", divide, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        total = F.avg_pool2d(x, self.size, self.stride, divisor_override=1)
-        return total * self.scale if self.divide is None else total / self.divide.to(x)
+        mean = F.avg_pool2d(x, self.size, self.stride)  # not divisor_override: ONNX has none, and exports ignore it
+        return mean * self.scale if self.divide is None else mean * (self.area / self.divide.to(x))
 
 
 class StaticAggregate(nn.Module):

@@ -1,0 +1,246 @@
+"""Training the attention: what is learned, what is never touched, and that a killed run ends as a whole one."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from unstride.aggregate import Attention
+from unstride.enhanced import Enhanced
+from unstride.errors import DataError, InputError, OptionError
+from unstride.fingerprint import fingerprint
+from unstride.fitting import FitReport, fit
+from unstride.pools import SampledSearch, draw_pools
+from unstride.states import State, StateSpace
+
+OPTIONS = {"epochs": 3, "lr": 0.02, "budget": 8, "batch_size": 16, "show": False}
+
+
+def weights(better: Enhanced) -> dict[str, torch.Tensor]:
+    assert better.attention is not None
+    return better.attention.state_dict()
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_training_lowers_the_loss_and_never_loses_validation_accuracy(better, train, val):
+    before = fingerprint(better.model)
+    report = fit(better, train, val, **{**OPTIONS, "epochs": 6})
+    losses = [e.loss for e in report.epochs[1:]]
+    assert losses[-1] < losses[0]
+    assert report.epochs[0].loss is None
+    assert report.accuracy >= report.epochs[0].val_accuracy
+    assert report.accuracy == max(e.val_accuracy for e in report.epochs)
+    assert (report.train_images, report.val_images, report.states, report.channels) == (48, 40, 8, 12)
+    assert fingerprint(better.model) == before
+    assert all(p.grad is None for p in better.model.parameters())
+
+
+def test_what_was_learned_is_used_at_any_budget(better, train, val):
+    fit(better, train, val, **{**OPTIONS, "lr": 0.1})
+    with torch.no_grad():
+        better.attention.out.fill_(0.5)
+    x = val[0][0]
+    learned = better.with_options(aggregate="attention", criterion="learned")
+    mean = better.with_options(aggregate="mean", criterion="entropy")
+    for budget in (2, 5, 20):
+        a, b = learned.with_options(budget=budget)(x), mean.with_options(budget=budget)(x)
+        assert a.shape == b.shape and not torch.allclose(a, b)
+        assert learned.with_options(budget=budget).explain(x[:1])[0].states.__len__() == budget
+
+
+def test_epoch_0_is_the_mean_of_the_states(better, train, val):
+    """The untrained module is the mean, so validation before training is that of aggregate="mean"."""
+    report = fit(better, train, val, **{**OPTIONS, "epochs": 1})
+    mean = better.with_options(aggregate="attention", criterion="entropy", budget=8)
+    mean.attention = Attention(12)
+    x, y = (torch.cat(parts) for parts in zip(*val, strict=True))
+    logits = mean(x)
+    assert report.epochs[0].val_accuracy == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    assert report.epochs[0].val_nll == pytest.approx(float(nn.functional.cross_entropy(logits, y)), abs=2e-3)
+    plain = better.model(x).argmax(1)
+    assert report.plain == pytest.approx(float((plain == y).float().mean()))
+
+
+def test_a_seed_decides_everything_but_the_order_of_the_loader_nothing(better, train, val, tmp_path):
+    reports = [fit(better, train, val, **OPTIONS, seed=1)]
+    first = {k: v.clone() for k, v in weights(better).items()}
+    x, y = (torch.cat(parts) for parts in zip(*train, strict=True))
+    order = torch.randperm(len(y))
+    shuffled = [(x[i], y[i]) for i in order.split(13)]
+    reports.append(fit(better, shuffled, val, **OPTIONS, seed=1, cache_dir=tmp_path))
+    # maps may differ in the last bit between batch sizes, so the weights agree to rounding
+    assert all(torch.allclose(first[k], v, atol=1e-4) for k, v in weights(better).items())
+    fit(better, train, val, **OPTIONS, seed=2)
+    assert not same(first, weights(better))
+
+
+def test_maps_that_do_not_fit_are_computed_anew(better, train, val):
+    report = fit(better, train, val, **OPTIONS, cache_bytes=1000)
+    assert not report.cached
+    assert [e.epoch for e in report.epochs] == [0, 1, 2, 3]
+    assert all(math.isfinite(e.loss) for e in report.epochs[1:])
+
+
+def test_global_random_state_is_left_alone(better, train, val):
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    better.prepare(train[0][0])
+    fit(better, train, val, **{**OPTIONS, "epochs": 1})
+    state = torch.rand(1)
+    assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"epochs": 0}, "epochs"),
+        ({"lr": -1.0}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"budget": 1}, "budget"),
+        ({"batch_size": True}, "batch_size"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+    ],
+)
+def test_bad_options_are_refused_by_name(better, train, val, change, word):
+    with pytest.raises(OptionError, match=word):
+        fit(better, train, val, **{**OPTIONS, **change})
+
+
+def test_bad_loaders_are_refused(better, train, val):
+    x, y = train[0]
+    with pytest.raises(InputError, match="once only"):
+        fit(better, iter(train), val, **OPTIONS)
+    with pytest.raises(InputError, match="wanted an integer each"):
+        fit(better, [(x, y.float())], val, **OPTIONS)
+    with pytest.raises(DataError, match="label 7"):
+        fit(better, [(x, torch.full_like(y, 7))], val, **OPTIONS)
+    with pytest.raises(DataError, match="no batch"):
+        fit(better, train, [], **OPTIONS)
+    with pytest.raises(InputError, match="one size"):
+        fit(better, train, [(torch.zeros(1, 3, 32, 32), y[:1])], **OPTIONS)
+    assert better.attention is None
+
+
+def test_a_state_of_low_criterion_is_expanded_more_often():
+    space = StateSpace(((2, 2),) * 4, tuple((2.0**i, 2.0**i) for i in range(4)))
+    count = 0
+    for seed in range(300):
+        search = SampledSearch(space, (1, 2, 3, 4), 7, seed=str(seed))
+        new = search.next([0.9])
+        scores = [0.9, 0.02, 0.9, 0.9]
+        assert len(new) == 3
+        search.next(scores)
+        count += search.expansions[1].state == search.visited[1]
+    # weights 1 / (c + 0.05): 14.3 against three of 1.05
+    assert 0.75 < count / 300 < 0.9
+
+
+def test_pools_hold_what_the_attention_sees(better):
+    x = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    plan = better.prepare(x)
+    states = list(plan.found.space.states((1, 2)))[:6]
+    fixed = better.with_options(states=states, aggregate="attention", criterion="entropy")
+    torch.manual_seed(1)
+    fixed.attention = Attention(12)
+    with torch.no_grad():
+        fixed.attention.out.normal_()
+    options = fixed.options(plan)
+    pools = draw_pools(plan, x, [0, 1, 2], lambda key: states, options)
+    maps = torch.stack([p.maps.float() for p in pools])
+    logits = plan.targets[0].finish(fixed.attention(maps))
+    assert torch.allclose(logits, fixed(x), atol=5e-3)
+    assert [p.label for p in pools] == [0, 1, 2]
+    assert isinstance(states[0], State)
+
+
+SCRIPT = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+import unstride
+from fitting_nets import labelled, small_net
+from unstride.fitting import fit
+torch.set_num_threads(1)
+net = small_net()
+better = unstride.enhance(net, torch.zeros(1, 3, 24, 24), budget=6)
+train, val = ([(x, y)] for x, y in (labelled(32, 1), labelled(16, 2)))
+print("ready", flush=True)
+report = fit(better, train, val, epochs=int(sys.argv[3]), lr=0.02, budget=8, cache_dir=sys.argv[1], show=False)
+better.with_options(aggregate="attention").save(sys.argv[1] + "/out.safetensors")
+print("resumed", report.resumed, flush=True)
+"""
+
+
+def start(folder: Path, epochs: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parent), str(epochs)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_a_killed_run_goes_on_and_ends_the_same(tmp_path):
+    epochs = 60
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed, epochs)
+    deadline = time.monotonic() + 300
+    while not list(killed.glob("*.safetensors")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "out.safetensors").exists(), "the run ended before it was killed"
+    again, other = start(killed, epochs), start(whole, epochs)
+    assert "resumed" in other.communicate()[0]
+    resumed = int(again.communicate()[0].split()[-1])
+    assert 0 <= resumed < epochs
+    assert (killed / "out.safetensors").read_bytes() == (whole / "out.safetensors").read_bytes()
+
+
+def test_a_finished_run_is_not_trained_again(better, train, val, tmp_path):
+    first = fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    kept = {k: v.clone() for k, v in weights(better).items()}
+    again = fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    assert (first.resumed, again.resumed) == (0, 3)
+    assert again.epochs == first.epochs and same(kept, weights(better))
+    assert isinstance(again, FitReport)
+    fresh = fit(better, train, val, **OPTIONS, cache_dir=tmp_path, resume=False)
+    assert fresh.resumed == 0 and same(kept, weights(better))
+
+
+def test_an_interrupted_epoch_is_repeated_exactly(better, train, val, tmp_path, monkeypatch):
+    whole = fit(better, train, val, **OPTIONS)
+    kept = {k: v.clone() for k, v in weights(better).items()}
+    from unstride.fitting import _Training
+
+    go = _Training._pass
+
+    def stop(self: _Training, number: int) -> tuple[float, float]:
+        if number == 2:
+            raise KeyboardInterrupt
+        return go(self, number)
+
+    monkeypatch.setattr(_Training, "_pass", stop)
+    with pytest.raises(KeyboardInterrupt):
+        fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    monkeypatch.undo()
+    report = fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    assert report.resumed == 1
+    assert report.epochs == whole.epochs
+    assert same(kept, weights(better))
+
+
+def test_damaged_work_files_are_computed_again(better, train, val, tmp_path):
+    first = fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    for path in tmp_path.rglob("*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[-5] ^= 255
+        path.write_bytes(bytes(data))
+    again = fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
+    assert again.resumed == 0 and again.epochs == first.epochs

@@ -1,0 +1,205 @@
+"""Fixed sets of states: the unrolled module equals the engine, can be exported, and is chosen as brute force would."""
+
+import itertools
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import unstride
+from unstride.errors import DataError, InputError, OptionError
+from unstride.policies import fixed, select_states
+from unstride.states import State
+
+BATCH = ({0: torch.export.Dim.DYNAMIC},)
+
+
+class Mixed(nn.Module):
+    """Every kind of move in one net: reflecting pad, pools of both kinds, slices, a shortcut, and two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, 2, 1, padding_mode="reflect")
+        self.mean = nn.AvgPool2d(3, 2, 1, count_include_pad=False)
+        self.conv = nn.Conv2d(6, 6, 3, 2, 1)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.mean(torch.relu(self.stem(x)))
+        x = torch.relu(self.conv(x)) + x[:, :, ::2, ::2]
+        x = self.pool(x).mean((2, 3))
+        return {"logits": self.head(x), "features": x}
+
+
+def states_of(better: unstride.Enhanced, x: Tensor, count: int, seed: int = 0) -> list[State]:
+    space = better.prepare(x).found.space
+    g = torch.Generator().manual_seed(seed)
+    pick = lambda r: tuple(int(torch.randint(v, (), generator=g)) for v in r)  # noqa: E731
+    return [State(tuple(pick(r) for r in space.rates)) for _ in range(count)]
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, atol=2e-5 * float(b.detach().abs().max().clamp(min=1)))
+
+
+@pytest.mark.parametrize("aggregate", ["entropy", "mean", "max"])
+@pytest.mark.parametrize("border", ["renormalise", "zeros"])
+def test_the_module_equals_the_engine(aggregate, border):
+    torch.manual_seed(0)
+    model, x = Mixed().eval(), torch.randn(3, 3, 33, 40)
+    better = unstride.enhance(model, x, aggregate=aggregate, border=border)
+    states = states_of(better, x, 5)
+    module = fixed(model, x[:1], states, aggregate=aggregate, border=border)
+    wanted = better.with_options(states=tuple(states))(x)
+    got = module(x)
+    assert list(got) == ["logits", "features"]
+    assert close(got["logits"], wanted["logits"]) and close(got["features"], wanted["features"])
+    plain = model(x)
+    assert not close(got["logits"], plain["logits"])
+    assert module.states[0] == better.prepare(x).found.space.zero
+
+
+def test_without_align_and_with_attention():
+    torch.manual_seed(0)
+    model, x = Mixed().eval(), torch.randn(2, 3, 33, 40)
+    better = unstride.enhance(model, x, align=False, aggregate="attention")
+    with torch.no_grad():
+        better.attention.out.normal_()
+    for align in (False, True):
+        chosen = better.with_options(states=tuple(states_of(better, x, 4)), align=align)
+        from unstride.policies import _fixed
+
+        assert close(_fixed(chosen, x)(x)["logits"], chosen(x)["logits"])
+
+
+def test_segmentation_maps():
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear")
+    ).eval()
+    x = torch.randn(2, 3, 32, 32)
+    for border in ("renormalise", "zeros"):
+        better = unstride.enhance(model, x, task="segmentation", border=border)
+        states = states_of(better, x, 4)
+        module = fixed(model, x, states, task="segmentation", border=border)
+        assert close(module(x), better.with_options(states=tuple(states))(x))
+    with pytest.raises(OptionError, match="stitch"):
+        fixed(model, x, states, task="segmentation", align="stitch")
+
+
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [(torchvision.models.resnet18, 64), pytest.param(torchvision.models.swin_t, 64, marks=pytest.mark.slow)],
+)
+def test_library_nets_and_export_with_any_batch(build, size):
+    torch.manual_seed(0)
+    model, x = build(weights=None).eval(), torch.randn(2, 3, size, size)
+    better = unstride.enhance(model, x)
+    states = states_of(better, x, 3)
+    module = fixed(model, x, states)
+    wanted = better.with_options(states=tuple(states))
+    assert close(module(x), wanted(x))
+    program = torch.export.export(module, (x,), dynamic_shapes=BATCH).module()
+    more = torch.randn(3, 3, size, size)
+    assert close(program(more), wanted(more))
+
+
+def test_onnx_gives_equal_outputs(tmp_path: Path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = Mixed().eval(), torch.randn(2, 3, 33, 40)
+    better = unstride.enhance(model, x)
+    states = states_of(better, x, 4)
+    path = str(tmp_path / "net.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(fixed(model, x, states), (x,), path, dynamo=True, dynamic_shapes=BATCH, verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    more = torch.randn(5, 3, 33, 40)
+    wanted = better.with_options(states=tuple(states))(more)
+    got = session.run(None, {session.get_inputs()[0].name: more.numpy()})
+    assert close(torch.from_numpy(got[0]), wanted["logits"])
+    assert close(torch.from_numpy(got[1]), wanted["features"])
+
+
+# -- choosing
+@pytest.fixture(scope="module")
+def problem() -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(3)
+    body = OrderedDict(
+        a=nn.Conv2d(3, 8, 3, 2, 1), r=nn.ReLU(), b=nn.Conv2d(8, 8, 3, 2, 1), s=nn.ReLU(),
+        p=nn.AdaptiveAvgPool2d(1), f=nn.Flatten(), h=nn.Linear(8, 3),
+    )  # fmt: skip
+    x = torch.randn(40, 3, 16, 16)
+    return nn.Sequential(body).eval(), x, torch.randint(3, (40,))
+
+
+@pytest.mark.parametrize("by", ["accuracy", "likelihood"])
+@pytest.mark.parametrize("aggregate", ["entropy", "mean"])
+def test_greedy_choice_is_that_of_brute_force(problem, by, aggregate):
+    model, x, y = problem
+    better = unstride.enhance(model, x[:1], aggregate=aggregate)
+    loader = [(x[:25], y[:25]), (x[25:], y[25:])]
+    chosen = select_states(better, loader, 4, by=by, show=False)
+
+    def score(states: list[State]) -> tuple[float, float]:
+        logits = better.with_options(states=tuple(states))(x)
+        right = float((logits.argmax(1) == y).float().mean())
+        likelihood = -float(nn.functional.cross_entropy(logits, y))
+        return (right, likelihood) if by == "accuracy" else (likelihood, right)
+
+    space = better.prepare(x).found.space
+    taken = [space.zero]
+    for step in chosen.history[1:]:
+        best = max(score([*taken, s]) for s in space.states() if s not in taken)
+        mine = score([*taken, step.state])
+        assert mine[0] >= best[0] - 1e-4 and mine[1] >= best[1] - 1e-3
+        taken.append(step.state)
+    ends = [score(taken[: i + 1])[0] for i in range(len(taken))]
+    assert score(list(chosen.states))[0] >= max(ends) - 1e-4
+    assert chosen.candidates == len(space) and chosen.images == 40
+    assert close(chosen.module()(x), chosen.better(x))
+    assert len(chosen.to_json()["states"]) == len(chosen.states) <= 4
+
+
+def test_given_candidates_and_files(problem, tmp_path):
+    model, x, y = problem
+    some = [(0, 1), (2, 0), (3, 3)]
+    first = select_states(model, [(x, y)], 3, candidates=some, cache_dir=tmp_path, show=False)
+    assert set(first.states) <= {State(((0, 0), (0, 0))), *(State((divmod(a, 2), divmod(b, 2))) for a, b in some)}
+    files = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+    again = select_states(model, [(x, y)], 3, candidates=some, cache_dir=tmp_path, show=False)
+    assert again.history == first.history
+    assert files and files == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.safetensors")}
+
+
+def test_many_states_are_bounded_to_the_least_moved():
+    torch.manual_seed(0)
+    layers = list(itertools.chain(*[(nn.Conv2d(3, 3, 3, 2, 1), nn.ReLU()) for _ in range(4)]))
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    x = torch.randn(2, 3, 32, 32)
+    better = unstride.enhance(model, x, layers=(1, 2, 3, 4))
+    chosen = select_states(better, [(x, torch.tensor([0, 1]))], 2, show=False)
+    assert chosen.candidates == 64
+
+
+def test_bad_requests_are_refused(problem):
+    model, x, y = problem
+    with pytest.raises(OptionError, match="by"):
+        select_states(model, [(x, y)], 3, by="luck")
+    with pytest.raises(OptionError, match="budget"):
+        select_states(model, [(x, y)], 0)
+    with pytest.raises(DataError, match="label 9"):
+        select_states(model, [(x, torch.full_like(y, 9))], 2, show=False)
+    with pytest.raises(InputError, match="once only"):
+        select_states(model, iter([(x, y)]), 2)
+    with pytest.raises(OptionError, match="aggregate"):
+        select_states(unstride.enhance(model, x, aggregate="max"), [(x, y)], 2)
+    with pytest.raises(OptionError, match="selections"):
+        fixed(model, x, [(0, 0, 0)])
