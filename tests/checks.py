@@ -1,4 +1,4 @@
-"""The laws as functions: what must hold for a model, a batch and a set of states, held against the referee in oracle.py."""
+"""The laws as functions: what must hold for a model, a batch and a set of states, against the referee of oracle.py."""
 
 import random
 from collections import Counter
@@ -150,7 +150,9 @@ def check_sharing(net: Net, images: Tensor, states: Sequence[State], tol: float 
         wanted = net.referee(images, s)
         for i in range(images.shape[0]):
             for a, b in zip(got[i, s], wanted, strict=True):
-                assert gap(a, b[i]) <= (tol or tolerance(b.dtype)), f"state {s}, image {i}: differs by {gap(a, b[i]):.1e}"
+                assert gap(a, b[i]) <= (tol or tolerance(b.dtype)), (
+                    f"state {s}, image {i}: differs by {gap(a, b[i]):.1e}"
+                )
 
 
 def check_budget(net: Net, images: Tensor, states: Sequence[State]) -> None:
@@ -172,14 +174,16 @@ def check_independence(net: Net, images: Tensor, states: Sequence[State], tol: f
     narrow = dict(zip(requests[::-1], narrow_run.add(requests[::-1])[0], strict=True))
     alone = net.engine().start(images[-1:]).add([(0, s) for s in states])[0]
     for r in requests:
-        assert gap(narrow[r], wide[r]) <= (tol or tolerance(wide[r].dtype)), f"{r}: depends on the memory bound or the order"
+        assert gap(narrow[r], wide[r]) <= (tol or tolerance(wide[r].dtype)), (
+            f"{r}: depends on the memory bound or the order"
+        )
     for s, row in zip(states, alone, strict=True):
         other = wide[images.shape[0] - 1, s]
         assert gap(row, other) <= (tol or tolerance(other.dtype)), f"{s}: depends on the other images"
 
 
 def check_all(net: Net, images: Tensor, states: Sequence[State], tol: float) -> float:
-    """All laws with as few forward passes as will do, for big models; how much the output depends on the state, at the end.
+    """All laws at once; returns how much the output depends on the state.
 
     Identity, budget, sharing (in two steps, images mixed), independence (row by row at the smallest memory bound).
     """
@@ -206,7 +210,7 @@ def check_all(net: Net, images: Tensor, states: Sequence[State], tol: float) -> 
 
 
 def check_briefly(net: Net, images: Tensor, states: Sequence[State], tol: float) -> tuple[float, float]:
-    """The laws with as few forward passes as will do: image i is asked for state i only. Returns what the state changes, and the error."""
+    """With as few passes as will do: image i is asked for state i only. Returns what states change, and the error."""
     engine = net.engine()
     run = engine.start(images)
     with torch.no_grad():

@@ -1,8 +1,8 @@
 """An independent referee: runs the user's eager model from the image for one state, moving strided ops by itself.
 
-It knows nothing of graphs. It watches the ops of an ordinary forward pass, and computes each op that is told to move as the
-stride-1 op followed by `[R n + s]`. It remembers how far every map has been moved, in image pixels, so that a map that
-was moved less goes along where the two meet (skips of a U-Net).
+It knows nothing of graphs. It watches the ops of an ordinary forward pass, and computes each op that is told to move as
+the stride-1 op followed by `[R n + s]`. It remembers how far every map has been moved, in image pixels, so that a map
+that was moved less goes along where the two meet (skips of a U-Net).
 """
 
 import contextlib
@@ -123,7 +123,17 @@ class Mover(TorchDispatchMode):
             return special[packet](func, args, kwargs)
         if "upsample" in str(packet):
             return self.resize(func, args, kwargs)
-        if packet in (aten.add, aten.add_, aten.mul, aten.mul_, aten.sub, aten.cat, aten.stack, aten.maximum, aten.minimum):
+        if packet in (
+            aten.add,
+            aten.add_,
+            aten.mul,
+            aten.mul_,
+            aten.sub,
+            aten.cat,
+            aten.stack,
+            aten.maximum,
+            aten.minimum,
+        ):
             args = self.meet(args)
         out = func(*args, **kwargs)
         self.inherit(out, args)
@@ -186,7 +196,7 @@ class Mover(TorchDispatchMode):
         return out
 
     def max_pool(self, func: Any, args: Any, kwargs: Any) -> Any:
-        x, size, stride, padding, dilation, ceil = _defaults(args, [None, None, [], [0, 0], [1, 1], False])
+        x, size, stride, padding, dilation, _ = _defaults(args, [None, None, [], [0, 0], [1, 1], False])
         size, padding, dilation = _pair(size), _pair(padding), _pair(dilation)
         stride = _pair(stride or size)
         out = func(*args, **kwargs)
@@ -206,14 +216,15 @@ class Mover(TorchDispatchMode):
         return out
 
     def avg_pool(self, func: Any, args: Any, kwargs: Any) -> Any:
-        x, size, stride, padding, ceil, counted, divisor = _defaults(args, [None, None, [], [0, 0], False, True, None])
+        x, size, stride, padding, _, counted, divisor = _defaults(args, [None, None, [], [0, 0], False, True, None])
         size, padding = _pair(size), _pair(padding)
         stride = _pair(stride or size)
         out = func(*args, **kwargs)
         s = self.pick("avg_pool") if max(stride) > 1 else None
         if s is not None and s != (0, 0):
             rows, columns = (
-                axis_windows(x.shape[2 + a], out.shape[2 + a], size[a], stride[a], padding[a], s[a], counted) for a in (0, 1)
+                axis_windows(x.shape[2 + a], out.shape[2 + a], size[a], stride[a], padding[a], s[a], counted)
+                for a in (0, 1)
             )
             out = torch.zeros_like(out)
             for i, ((a, b), height) in enumerate(rows):
@@ -284,10 +295,8 @@ def axis_windows(
         start = i * stride - padding + s
         end = start + size
         inside = (min(max(start, 0), n), max(min(end, n), 0))
-        if counted:  # the far border moves with the state, so that s = 0 is torch's rule
-            count = min(end, n + padding + s) - start
-        else:
-            count = inside[1] - inside[0]
+        # the far border moves with the state, so that s = 0 is torch's rule
+        count = min(end, n + padding + s) - start if counted else inside[1] - inside[0]
         found.append(((inside[0], max(inside)), max(count, 1)))
     return found
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.capture import Graph
-from unstride.errors import OptionError
+from unstride.capture import Graph, run_nodes, tolerance
+from unstride.errors import CaptureError, OptionError
 from unstride.movers import Batch, Rows
 from unstride.segments import Cutter, Segment
 from unstride.states import Selection, State
@@ -46,8 +46,31 @@ class Engine:
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
         self.batches = {n: self.cutter.batch(n) for n in dict.fromkeys([*kept, *taps, *plain])}
 
+        self._check_rows()
         self.roots = sorted({found.level[tap] for tap in taps})
         self.needs = [sorted({found.level[n] for n in s.inputs if n is not graph.image}) for s in self.moved]
+
+    def _check_rows(self) -> None:
+        """A kept value must hold image after image along its batch dimension; where that is not plain, look."""
+        doubtful = {n: b for n, b in self.batches.items() if b != Batch(0, 1)}
+        if not doubtful:
+            return
+        graph = self.graph
+        noise = torch.randn(2, graph.channels, *graph.size, generator=torch.Generator().manual_seed(0))
+        images = noise.to(graph.device, graph.dtype)
+        with torch.no_grad():
+            both = {n: value for n, value in run_nodes(graph, images) if n in doubtful}
+            for n, value in run_nodes(graph, images[1:]):
+                if n in doubtful:
+                    b = doubtful[n]
+                    second = both[n].narrow(b.dim, b.factor, b.factor)
+                    scale = value.abs().amax().clamp(min=1e-6)
+                    if not (second - value).abs().amax() <= 50 * tolerance(value.dtype) * scale:
+                        raise CaptureError(
+                            f"{n.name} lies where a layer is cut, and mixes the images of a batch in dimension {b.dim} "
+                            f"of {tuple(value.shape)}: the model cannot be cut there. Leave that layer out, or rewrite "
+                            "the op so that each image keeps its rows together."
+                        )
 
     def closed(self, levels: Iterable[int]) -> set[int]:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""
@@ -67,9 +90,7 @@ class Engine:
     def trie_macs(self, states: Iterable[State]) -> int:
         """MACs of a set of states of one image by its prefix trie: the floor, counted without running anything."""
         states = list(states)
-        return sum(
-            len({s.selections[:k] for s in states}) * self.level_macs(k) for k in range(self.depth + 1)
-        )
+        return sum(len({s.selections[:k] for s in states}) * self.level_macs(k) for k in range(self.depth + 1))
 
 
 @dataclass(eq=False)
@@ -103,7 +124,7 @@ class Run:
             self.plain[v] = Rows(places, self.engine.batch(v)).gather()
 
     def keep(self, levels: Iterable[int]) -> None:
-        """Forget stored prefixes of other levels: only layers after a kept level can be expanded without recomputing."""
+        """Forget stored prefixes of other levels: only what follows a kept level can go on without recomputing."""
         kept = self.engine.closed(levels)
         for level in range(1, len(self.stored)):
             if level not in kept:

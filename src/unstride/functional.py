@@ -5,15 +5,28 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 # Ops whose result never shares memory with an input, beside the element-wise ones. What is not listed may be a view.
-_FRESH = set(
-    """conv1d conv2d conv3d conv_transpose2d convolution batch_norm layer_norm group_norm instance_norm linear matmul bmm mm
-    addmm baddbmm cat stack max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d softmax mean sum amax amin
-    upsample_nearest2d upsample_bilinear2d upsample_bicubic2d scaled_dot_product_attention clone einsum""".split()
-)
+_FRESH = {
+    *(
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "conv_transpose2d",
+        "convolution",
+        "linear",
+        "matmul",
+        "bmm",
+        "mm",
+        "addmm",
+        "baddbmm",
+    ),
+    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "softmax", "scaled_dot_product_attention", "einsum"),
+    *("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "sum", "amax", "amin"),
+    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "cat", "stack", "clone"),
+}
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops. Example: `x.relu_()` becomes `x.relu()`, and later readers of x read the result.
+    """The program without in-place ops. Example: `x.relu_()` becomes `x.relu()`, which later readers of x read.
 
     `run_decompositions` does this for any program but traces it all over again (three quarters of a capture's time), so
     programs whose in-place ops work on fresh values without views are rewritten here.

@@ -1,4 +1,4 @@
-"""How a value lies on the image: which dimensions are rows and columns, how far apart its cells are, and how to move it."""
+"""How a value lies on the image: which dimensions are rows and columns, how far apart its cells are."""
 
 from dataclasses import dataclass
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,14 +52,20 @@ class Rows:
 
 
 class Mover(nn.Module):
-    """operand, states -> the operand as the op must read it: window by window for strided ops, cell by cell otherwise."""
+    """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
-    def __init__(self, shift: Shift, batch: Batch, ndim: int, out_size: tuple[int, int], stride: tuple[int, int]) -> None:
+    def __init__(
+        self, shift: Shift, batch: Batch, ndim: int, out_size: tuple[int, int], stride: tuple[int, int]
+    ) -> None:
         super().__init__()
         self.shift, self.batch, self.ndim = shift, batch, ndim
         site = shift.site
         self.fill = _FILL.get(site.kind, 0.0) if site is not None else 0.0
-        self.mode = "replicate" if site is not None and site.kind == "resize" else (site.mode if site is not None else "constant")
+        self.mode = (
+            "replicate"
+            if site is not None and site.kind == "resize"
+            else (site.mode if site is not None else "constant")
+        )
         self.windows = site.windows if site is not None else None
         self.dims: tuple[int | None, int | None] = (2, 3) if self.windows is not None else shift.grid.dims
         self.reach: tuple[int, int] | None = None
@@ -143,7 +150,7 @@ def _empty(shape: list[int], like: Tensor) -> Tensor:
 
 
 class MovedAvgPool(nn.Module):
-    """Average pooling over an extracted window: sums, divided by what the op's own `count_include_pad` rule counts there."""
+    """Average pooling over an extracted window: sums, divided by what the op's own rule counts there."""
 
     def __init__(
         self,
@@ -198,8 +205,8 @@ def stride_of(node: torch.fx.Node) -> tuple[int, int]:
     """Stride of a conv or pool node as (y, x)."""
     name = op_name(node)
     i = 2 if "pool" in name else 3
-    stride = node.args[i] if len(node.args) > i else node.kwargs.get("stride")
+    stride: Any = node.args[i] if len(node.args) > i else node.kwargs.get("stride")
     if not stride:
         stride = node.args[1] if "pool" in name else [1, 1]
-    values = [int(v) for v in stride] if isinstance(stride, list | tuple) else [int(stride)]  # type: ignore[call-overload]
+    values = [int(v) for v in stride] if isinstance(stride, list | tuple) else [int(stride)]
     return values[0], values[-1]

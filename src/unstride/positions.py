@@ -1,11 +1,9 @@
-"""Send image coordinates through a Graph: where is each element of each value centred, and which op thins the grid out?
+"""Where each element of a value is centred on the image: coordinates, and the algebra that rules are written in.
 
-Every value has, beside itself, the image row and column that each of its elements is centred on (NaN: nowhere in particular).
-Layout ops are simply executed on the coordinates; windows, contractions and merges have a rule; what has none is `LOST` and named.
+Every value has, beside itself, the image row and column that each of its elements is centred on (NaN: nowhere).
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,15 +12,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from unstride.capture import Graph, run_nodes
-
 NAN = float("nan")
-_EPS = 1e-3
+EPS = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Pos:
-    """Row and column in image pixels for every element of a value; NaN where an element has no position on that axis."""
+    """Row and column in image pixels for every element of a value; NaN where it has no position on that axis."""
 
     y: Tensor
     x: Tensor
@@ -34,7 +30,7 @@ class Pos:
         return settle(f(self.y), f(self.x))
 
 
-class _Lost:
+class Lost:
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
 
@@ -42,9 +38,9 @@ class _Lost:
         return self.name
 
 
-LOST = _Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
-FIXED = _Lost("FIXED", "holds indices of cells, which cannot be moved")
-Position = Pos | _Lost | None
+LOST = Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
+FIXED = Lost("FIXED", "holds indices of cells, which cannot be moved")
+Position = Pos | Lost | None
 
 
 @dataclass(frozen=True)
@@ -65,14 +61,16 @@ class Site:
     operand: Node
     kind: str
     rate: tuple[int, int]
-    windows: tuple[Window, Window] | None = None  # None: the operand is moved as it is (slices, patch merging, resizing)
+    windows: tuple[Window, Window] | None = (
+        None  # None: the operand is moved as it is (slices, patch merging, resizing)
+    )
     reads: Node | None = None  # the value before a non-constant pad that belongs to the window
     mode: str = "constant"
 
 
 @dataclass
 class Trace:
-    """What the walk found: a position per node, from which operands it came (per axis), sites, unknown ops, sizes, MACs."""
+    """What the walk found: a position per node, the operands it came from (per axis), sites, unknown ops, MACs."""
 
     pos: dict[Node, Any] = field(default_factory=dict)
     sources: dict[Node, tuple[list[Node], list[Node]]] = field(default_factory=dict)
@@ -93,7 +91,7 @@ def settle(y: Tensor, x: Tensor) -> Pos | None:
 
 
 def core(t: Tensor) -> Tensor:
-    """Without the repetitions: dimensions along which a broadcast tensor only repeats itself become 1 (this is what keeps it fast)."""
+    """Without repetitions: dimensions along which a broadcast tensor repeats itself become 1 (it keeps us fast)."""
     for d in range(t.ndim):
         if t.stride(d) == 0 and t.shape[d] > 1:
             t = t.narrow(d, 0, 1)
@@ -101,7 +99,7 @@ def core(t: Tensor) -> Tensor:
 
 
 def varies(t: Tensor) -> bool:
-    return span(t) > _EPS
+    return span(t) > EPS
 
 
 def span(t: Tensor) -> float:
@@ -116,7 +114,7 @@ def nowhere(t: Tensor) -> bool:
 
 def has_axis(p: Any, a: int) -> bool:
     """Does the value have a position on axis a? LOST may have one on both."""
-    return isinstance(p, _Lost) or (isinstance(p, Pos) and not nowhere(p.axis(a)))
+    return isinstance(p, Lost) or (isinstance(p, Pos) and not nowhere(p.axis(a)))
 
 
 def blank(shape: Sequence[int]) -> Tensor:
@@ -140,7 +138,7 @@ def resample(t: Tensor, dim: int, centres: Tensor) -> Tensor:
 def contract(t: Tensor, dims: Sequence[int], keepdim: bool = True) -> tuple[Tensor, bool]:
     """Coordinates after a reduction over `dims`, and whether neighbouring positions were mixed.
 
-    Elements that agree keep their position; a neighbourhood becomes its mean (mixed); more than half of the map becomes NaN.
+    Elements that agree keep their position; a neighbourhood becomes its mean (mixed); over half of the map, NaN.
     """
     dims = [d % t.ndim for d in dims]
     full = [1 if d in dims else size for d, size in enumerate(t.shape)]
@@ -152,8 +150,8 @@ def contract(t: Tensor, dims: Sequence[int], keepdim: bool = True) -> tuple[Tens
     low = t.nan_to_num(nan=math.inf).amin(dims, keepdim=True)
     spread = (high - low).nan_to_num(posinf=0, neginf=0).amax()
     mixed = False
-    if spread > _EPS:
-        if spread > 0.5 * span(t) + _EPS:
+    if spread > EPS:
+        if spread > 0.5 * span(t) + EPS:
             mean = blank(mean.shape)
         else:
             mixed = True
@@ -166,99 +164,9 @@ def _drop(t: Tensor, dims: Sequence[int]) -> Tensor:
     return t
 
 
-class Walk:
-    """One pass over the graph with an image of coordinates; the rules below are its table."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
-        self.node: Node | None = None
-
-    def run(self) -> Trace:
-        h, w = self.graph.size
-        image = torch.zeros(1, self.graph.channels, h, w, dtype=self.graph.dtype, device=self.graph.device)
-        shape = (1, self.graph.channels, h, w)
-        y = torch.arange(h, dtype=torch.float32).view(1, 1, h, 1).expand(shape)
-        x = torch.arange(w, dtype=torch.float32).view(1, 1, 1, w).expand(shape)
-        trace = self.trace
-        for n in self.graph.fx.nodes:
-            if n.op == "placeholder":
-                trace.pos[n] = settle(y, x) if n is self.graph.image else None
-                trace.shapes[n] = tuple(image.shape) if n is self.graph.image else _shape(self.graph.constants.get(n.name))
-        with torch.no_grad():
-            for n, value in run_nodes(self.graph, image):
-                trace.shapes[n] = _shape(value)
-                if not isinstance(value, Tensor | tuple | list):
-                    self.values[n] = value
-                trace.macs[n] = macs(n, trace.shapes)
-                self._place(n, value)
-        return trace
-
-    def _place(self, n: Node, value: Any) -> None:
-        trace = self.trace
-        inputs = [i for i in n.all_input_nodes if trace.pos.get(i) is not None]
-        if not inputs or not isinstance(value, Tensor | tuple | list):
-            trace.pos[n], trace.sources[n] = None, ([], [])
-            return
-        if n.target is operator.getitem:
-            whole = trace.pos[n.args[0]]  # type: ignore[index]
-            trace.pos[n] = whole[n.args[1]] if isinstance(whole, list) else whole  # type: ignore[index]
-            trace.sources[n] = self._from(n, [n.args[0]])  # type: ignore[list-item]
-            return
-        name = op_name(n)
-        rule = RULES.get(name)
-        if rule is None and is_pointwise(n):
-            rule = _pointwise
-        if rule is None:
-            trace.unknown[n] = f"no rule for {name}"
-        self.node = n
-        if rule is None or (any(isinstance(trace.pos[i], _Lost) for i in inputs) and rule not in (_pointwise, _unpool)):
-            shape = value.shape if isinstance(value, Tensor) else ()
-            still = len(shape) > 2 or (len(shape) == 2 and name not in _FLATTENING)
-            trace.pos[n] = LOST if still else None
-            trace.sources[n] = (inputs, inputs) if still else ([], [])
-            return
-        trace.pos[n], carriers = rule(self, n, value)
-        trace.sources[n] = self._from(n, carriers)
-
-    def _from(self, n: Node, carriers: list[Node]) -> tuple[list[Node], list[Node]]:
-        out = self.trace.pos[n]
-        kept = out if not isinstance(out, list) else next((p for p in out if p is not None), None)
-
-        def axis(a: int) -> list[Node]:
-            if not has_axis(kept, a):
-                return []
-            return [c for c in dict.fromkeys(carriers) if _axis_of(self.trace.pos.get(c), a)]
-
-        return axis(0), axis(1)
-
-    # -- what rules use
-    def pos(self, n: Any) -> Pos | None:
-        p = self.trace.pos.get(n) if isinstance(n, Node) else None
-        return p if isinstance(p, Pos) else None
-
-    def coords(self, n: Any, a: int) -> Tensor:
-        p = self.pos(n)
-        return p.axis(a) if p is not None else blank(self.trace.shapes[n])
-
-    def fill(self, arg: Any) -> Any:
-        """A node argument that is a Python number (symbolic size) -> its value for one image."""
-        return torch.fx.map_arg(arg, lambda n: self.values.get(n, n))  # type: ignore[attr-defined]
-
-    def mixing(self, n: Node, mixed: tuple[bool, bool]) -> None:
-        if any(mixed):
-            self.trace.merges[n] = (int(mixed[0]), int(mixed[1]))
-
-
-def _axis_of(p: Any, a: int) -> bool:
-    return any(has_axis(q, a) for q in p) if isinstance(p, list) else has_axis(p, a)
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
-    if isinstance(value, tuple | list):
-        return [_shape(v) for v in value]
-    return None
+def arguments(n: Node) -> tuple[Any, ...]:
+    """A node's arguments, without fx's type for them."""
+    return n.args
 
 
 def op_name(n: Node) -> str:
@@ -270,495 +178,3 @@ def op_name(n: Node) -> str:
 
 def is_pointwise(n: Node) -> bool:
     return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.pointwise in n.target.tags
-
-
-# ---------------------------------------------------------------- rules: (walk, node, value) -> (position, carriers)
-Result = tuple[Any, list[Node]]
-
-
-def _pointwise(w: Walk, n: Node, value: Any) -> Result:
-    inputs = n.all_input_nodes
-    known = [i for i in inputs if isinstance(w.trace.pos.get(i), Pos)]
-    lost = [i for i in inputs if isinstance(w.trace.pos.get(i), _Lost)]
-    if not known:
-        return (LOST if lost else None), lost
-    shape = w.trace.shapes[n]
-    if isinstance(shape, list):  # e.g. frexp: every output sits where the input does
-        shape = shape[0]
-
-    def axis(a: int) -> Tensor:
-        out = w.coords(known[0], a)
-        out = out if out.shape == shape else out.expand(shape)
-        for other in known[1:]:
-            if core(out).isnan().any():
-                out = _first_known(out, w.coords(other, a).expand(shape))
-        return out
-
-    first = w.pos(known[0])
-    same = len(known) == 1 and first is not None and first.y.shape == shape
-    pos = first if same else settle(axis(0), axis(1))
-    return pos, known + lost
-
-
-def _first_known(a: Tensor, b: Tensor) -> Tensor:
-    if nowhere(a):
-        return b
-    a_core, b_core = core(a), core(b)
-    return torch.where(a_core.isnan(), b_core, a_core).expand(a.shape)
-
-
-def _same(w: Walk, n: Node, value: Any) -> Result:
-    """Norms, softmax, dropout, copies: each output element sits where its input element does."""
-    source = n.all_input_nodes[0]
-    p = w.pos(source)
-    if isinstance(value, tuple | list):
-        ok = p is not None
-        shapes = w.trace.shapes[n]
-        return [p if ok and s == tuple(p.y.shape) else None for s in shapes], [source]  # type: ignore[union-attr]
-    return p, [source]
-
-
-def _layout(w: Walk, n: Node, value: Any) -> Result:
-    """Views, permutations, slices, concatenations: executed on the coordinates themselves."""
-    carriers = [i for i in n.all_input_nodes if w.pos(i) is not None]
-
-    def run(a: int) -> Any:
-        def swap(i: Node) -> Any:
-            if i in w.values:
-                return w.values[i]
-            if isinstance(w.trace.shapes.get(i), tuple):
-                index = w.graph.constants.get(i.name)
-                if index is not None and not index.is_floating_point():
-                    return index.to("cpu")
-                return w.coords(i, a)
-            return i
-
-        args, kwargs = torch.fx.map_arg((n.args, n.kwargs), swap)  # type: ignore[attr-defined]
-        if op_name(n) in ("view", "_unsafe_view"):  # coordinates are broadcast, so only reshape fits them
-            return torch.reshape(*args, **kwargs)
-        return n.target(*args, **kwargs)  # type: ignore[operator]
-
-    y, x = run(0), run(1)
-    if isinstance(y, tuple | list):
-        return [settle(a, b) for a, b in zip(y, x, strict=True)], carriers
-    return settle(y, x), carriers
-
-
-def _index(w: Walk, n: Node, value: Any) -> Result:
-    """Gathering by an index: known where the index is a constant, lost where it is computed."""
-    indices = [i for i in n.all_input_nodes if i is not n.args[0]]
-    if any(i.name not in w.graph.constants for i in indices):
-        w.trace.unknown[n] = "indices are computed, so positions are not known"
-        return LOST, [n.args[0]]  # type: ignore[list-item]
-    return _layout(w, n, value)
-
-
-def _slice(w: Walk, n: Node, value: Any) -> Result:
-    source, dim, step = n.args[0], int(w.fill(_arg(n, 1, "dim", 0))), int(w.fill(_arg(n, 4, "step", 1)))
-    out, carriers = _layout(w, n, value)
-    p = w.pos(source)
-    if step > 1 and p is not None:
-        rate = [1, 1]
-        for a in (0, 1):
-            along = p.axis(a)
-            if along.shape[dim] > 1 and varies(along.select(dim, 0) - along.select(dim, 1)) is False:
-                moved = (along.select(dim, 1) - along.select(dim, 0)).abs().nan_to_num().amax()
-                if moved > _EPS:
-                    rate[a] = step
-        if max(rate) > 1 and value.shape[dim] > 1:
-            w.trace.sites.append(Site(n, source, "slice", (rate[0], rate[1])))  # type: ignore[arg-type]
-    return out, carriers
-
-
-def _pad(w: Walk, n: Node, value: Any) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    pads = [int(v) for v in w.fill(n.args[1])]
-
-    def extend(t: Tensor) -> Tensor:
-        for k in range(len(pads) // 2):
-            low, high = pads[2 * k], pads[2 * k + 1]
-            if low or high:
-                dim = t.ndim - 1 - k
-                t = resample(t, dim, torch.arange(-low, t.shape[dim] + high, dtype=torch.float32))
-        return t
-
-    return (p.map(extend) if p else None), [source]  # type: ignore[list-item]
-
-
-def _windows(
-    w: Walk, n: Node, kind: str, stride: list[int], padding: list[int], size: list[int], dilation: list[int], out: Tensor
-) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    if p is None or p.y.ndim != 4:
-        if p is not None:
-            w.trace.unknown[n] = f"{kind} over a value of {p.y.ndim} dimensions"
-            return LOST, [source]  # type: ignore[list-item]
-        return None, []
-    mixes = kind == "conv"
-    mixed = [False, False]
-    shape = tuple(out.shape)
-    coords = []
-    for a in (0, 1):
-        t = p.axis(a)
-        if mixes:
-            t, mixed[a] = contract(t, [1])
-        for d in (0, 1):
-            centre = (
-                torch.arange(shape[2 + d], dtype=torch.float32) * stride[d] - padding[d] + dilation[d] * (size[d] - 1) / 2
-            )
-            t = resample(t, 2 + d, centre)
-        coords.append(t.expand(shape))
-    if mixes:
-        w.mixing(n, (mixed[0], mixed[1]))
-    result = settle(coords[0], coords[1])
-    rate = [1, 1]
-    for a in (0, 1):
-        if stride[a] > 1 and has_axis(p, a):
-            if has_axis(result, a):
-                rate[a] = stride[a]
-            else:
-                w.trace.passed[n] = f"its output is one cell {'high' if a == 0 else 'wide'}: a global pool"
-    if max(rate) > 1:
-        h, wd = w.trace.shapes[source][2:]  # type: ignore[index]
-        windows = []
-        for d, extent in ((0, h), (1, wd)):
-            reach = (shape[2 + d] - 1) * stride[d] + dilation[d] * (size[d] - 1) + 1
-            windows.append(Window(size[d], dilation[d], padding[d], reach - padding[d] - extent))
-        w.trace.sites.append(Site(n, source, kind, (rate[0], rate[1]), (windows[0], windows[1])))  # type: ignore[arg-type]
-    return result, [source]  # type: ignore[list-item]
-
-
-def _pair(v: Any, default: int = 0) -> list[int]:
-    if v is None or v == []:
-        return [default, default]
-    if isinstance(v, int):
-        return [v, v]
-    v = [int(i) for i in v]
-    return v if len(v) == 2 else [v[0], v[0]]
-
-
-def _arg(n: Node, i: int, name: str, default: Any) -> Any:
-    if len(n.args) > i:
-        return n.args[i]
-    return n.kwargs.get(name, default)
-
-
-def _conv(w: Walk, n: Node, value: Any) -> Result:
-    kernel = w.trace.shapes[n.args[1]]
-    if len(kernel) != 4:
-        return _sequence_conv(w, n, value)
-    stride, dilation = _pair(_arg(n, 3, "stride", 1), 1), _pair(_arg(n, 5, "dilation", 1), 1)
-    padding = _arg(n, 4, "padding", 0)
-    if isinstance(padding, str):
-        total = [d * (k - 1) for d, k in zip(dilation, kernel[2:], strict=True)]
-        padding = [0, 0] if padding == "valid" else [t // 2 for t in total]
-    return _windows(w, n, "conv", stride, _pair(padding), list(kernel[2:]), dilation, value)
-
-
-def _sequence_conv(w: Walk, n: Node, value: Any) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    kernel = w.trace.shapes[n.args[1]]
-    if p is None or len(kernel) != 3:
-        w.trace.unknown[n] = f"{len(kernel) - 2}-d convolution"
-        return LOST, [source]  # type: ignore[list-item]
-    if kernel[2] == 1 and _pair(_arg(n, 3, "stride", 1), 1)[0] == 1:  # a linear layer over channels
-        y, my = contract(p.y, [1])
-        x, mx = contract(p.x, [1])
-        w.mixing(n, (my, mx))
-        return settle(y.expand(value.shape), x.expand(value.shape)), [source]  # type: ignore[list-item]
-    if not any(varies(t.nan_to_num().diff(dim=2)) or bool(t.diff(dim=2).nan_to_num().any()) for t in (p.y, p.x)):
-        return p.map(lambda t: t[:, :1, :1].expand(value.shape)), [source]  # type: ignore[list-item]
-    if value.shape[2] == p.y.shape[2]:  # neighbours along a sequence of tokens: each output stays where it was
-        return p.map(lambda t: t.nanmean(1, keepdim=True).expand(value.shape)), [source]  # type: ignore[list-item]
-    w.trace.unknown[n] = "1-d convolution along positions"
-    return LOST, [source]  # type: ignore[list-item]
-
-
-def _convolution(w: Walk, n: Node, value: Any) -> Result:
-    return _transposed(w, n, value) if n.args[6] else _conv(w, n, value)
-
-
-def _transposed(w: Walk, n: Node, value: Any) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    kernel = w.trace.shapes[n.args[1]]
-    if p is None or len(kernel) != 4:
-        return (LOST if p is not None else None), [source]  # type: ignore[list-item]
-    stride, padding = _pair(_arg(n, 3, "stride", 1), 1), _pair(_arg(n, 4, "padding", 0))
-    dilation = _pair(_arg(n, 7, "dilation", 1) if op_name(n) == "conv_transpose2d" else _arg(n, 5, "dilation", 1), 1)
-
-    def spread(t: Tensor) -> Tensor:
-        t, _ = contract(t, [1])
-        for d in (0, 1):
-            o = torch.arange(value.shape[2 + d], dtype=torch.float32)
-            t = resample(t, 2 + d, (o + padding[d] - dilation[d] * (kernel[2 + d] - 1) / 2) / stride[d])
-        return t.expand(value.shape)
-
-    return p.map(spread), [source]  # type: ignore[list-item]
-
-
-def _pool(w: Walk, n: Node, value: Any) -> Result:
-    kind = "max_pool" if "max" in op_name(n) else "avg_pool"
-    size = _pair(n.args[1])
-    stride = _pair(_arg(n, 2, "stride", None) or size, 1)
-    padding = _pair(_arg(n, 3, "padding", 0))
-    dilation = _pair(_arg(n, 4, "dilation", 1), 1) if kind == "max_pool" else [1, 1]
-    if isinstance(value, tuple):
-        pos, carriers = _windows(w, n, kind, stride, padding, size, dilation, value[0])
-        if not any(u.target is operator.getitem and u.args[1] == 1 and u.users for u in n.users):
-            return [pos, None], carriers
-        # Indices say where in its input each maximum was: they cannot be moved, and an unpooling puts values back there.
-        w.trace.sites = [s for s in w.trace.sites if s.node is not n]
-        w.trace.passed[n] = "its indices are used (unpooling), so its windows must stay where they are"
-        return [pos, FIXED if pos is not None else None], carriers
-    return _windows(w, n, kind, stride, padding, size, dilation, value)
-
-
-def _unpool(w: Walk, n: Node, value: Any) -> Result:
-    """max_unpool2d(values, indices): the finer map again; both operands must have moved alike."""
-    source, indices = n.args[0], n.args[1]
-    p = w.pos(source)
-    if p is None or p.y.ndim != 4:
-        return (LOST if p is not None else None), [source, indices]  # type: ignore[list-item]
-
-    def spread(t: Tensor) -> Tensor:
-        for d in (2, 3):
-            before, after = t.shape[d], value.shape[d]
-            t = resample(t, d, (torch.arange(after, dtype=torch.float32) + 0.5) * before / after - 0.5)
-        return t
-
-    return p.map(spread), [source, indices]  # type: ignore[list-item]
-
-
-def _resize(w: Walk, n: Node, value: Any, passed: str | None = None) -> Result:
-    """Interpolation and adaptive pooling: output cell o sits at (o + 1/2) n / m - 1/2 (or corner to corner)."""
-    source = n.args[0]
-    p = w.pos(source)
-    if p is None or p.y.ndim != 4:
-        return (LOST if p is not None else None), [source]  # type: ignore[list-item]
-    corners = ("bilinear" in op_name(n) or "bicubic" in op_name(n)) and bool(_arg(n, 2, "align_corners", False))
-    rate = [1, 1]
-
-    def move(t: Tensor) -> Tensor:
-        for d in (0, 1):
-            before, after = t.shape[2 + d], value.shape[2 + d]
-            o = torch.arange(after, dtype=torch.float32)
-            centre = o * (before - 1) / max(after - 1, 1) if corners else (o + 0.5) * before / after - 0.5
-            t = resample(t, 2 + d, centre)
-        return t
-
-    out = p.map(move)
-    for d in (0, 1):
-        before, after = p.y.shape[2 + d], value.shape[2 + d]
-        if after < before and has_axis(out, d):
-            if passed is None and before % after == 0 and not corners:
-                rate[d] = before // after
-            else:
-                w.trace.passed[n] = passed or f"resizes {before} cells to {after}: not by an integer factor"
-    if max(rate) > 1 and passed is None:
-        w.trace.sites.append(Site(n, source, "resize", (rate[0], rate[1])))  # type: ignore[arg-type]
-    return out, [source]  # type: ignore[list-item]
-
-
-def _adaptive(w: Walk, n: Node, value: Any) -> Result:
-    if isinstance(value, tuple):
-        pos, carriers = _resize(w, n, value[0], "adaptive pooling")
-        return [pos, pos], carriers
-    return _resize(w, n, value, "adaptive pooling")
-
-
-def _reduce(w: Walk, n: Node, value: Any) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    if p is None:
-        return None, []
-    name = op_name(n)
-    dims = _arg(n, 2, "dim", None) if name in ("linalg_vector_norm", "norm") else _arg(n, 1, "dim", None)
-    dims = list(range(p.y.ndim)) if dims is None else ([dims] if isinstance(dims, int) else [int(d) for d in dims])
-    dims = [d % p.y.ndim for d in dims]
-    first = value[0] if isinstance(value, tuple) else value
-    keep = first.ndim == p.y.ndim
-    y, my = contract(p.y, dims, keep)
-    x, mx = contract(p.x, dims, keep)
-    w.mixing(n, (my, mx))
-    pos = settle(y, x)
-    return ([pos] * len(value) if isinstance(value, tuple) else pos), [source]  # type: ignore[list-item]
-
-
-def _linear(w: Walk, n: Node, value: Any) -> Result:
-    source = n.args[0]
-    p = w.pos(source)
-    if p is None:
-        return None, []
-    y, my = contract(p.y, [-1])
-    x, mx = contract(p.x, [-1])
-    w.mixing(n, (my, mx))
-    return settle(y.expand(value.shape), x.expand(value.shape)), [source]  # type: ignore[list-item]
-
-
-def _matmul(w: Walk, n: Node, value: Any) -> Result:
-    """(.., i, k) @ (.., k, j): the position of row i; where it has none, of column j. Attention so follows its queries."""
-    a, b = (n.args[1], n.args[2]) if op_name(n) in ("addmm", "baddbmm") else (n.args[0], n.args[1])
-    pa, pb = w.pos(a), w.pos(b)
-    if pb is None and value.ndim >= 2 and pa is not None:
-        y, my = contract(pa.y, [-1])
-        x, mx = contract(pa.x, [-1])
-        w.mixing(n, (my, mx))
-        return settle(y.expand(value.shape), x.expand(value.shape)), [a]  # type: ignore[list-item]
-    if value.ndim < 2 or (pa is not None and pa.y.ndim < 2) or (pb is not None and pb.y.ndim < 2):
-        return None, []
-    out, carriers = [], []
-    for axis in (0, 1):
-        row = blank(value.shape)
-        if pa is not None:
-            t, mixed = contract(pa.axis(axis), [-1])
-            if not mixed and has_axis(pa, axis) and not nowhere(t):
-                row = t.expand(value.shape)
-                carriers.append(a)
-        if pb is not None and core(row).isnan().any():
-            t, mixed = contract(pb.axis(axis), [-2])
-            if not mixed and has_axis(pb, axis) and not nowhere(t):
-                row = _first_known(row, t.expand(value.shape))
-                if a not in carriers:
-                    carriers.append(b)
-        out.append(row)
-    return settle(out[0], out[1]), carriers  # type: ignore[return-value]
-
-
-def _attention(w: Walk, n: Node, value: Any) -> Result:
-    q = n.args[0]
-    p = w.pos(q)
-    first = value[0] if isinstance(value, tuple) else value
-    pos = p.map(lambda t: contract(t, [-1])[0].expand(first.shape)) if p is not None else None
-    return ([pos] + [None] * (len(value) - 1) if isinstance(value, tuple) else pos), [q]  # type: ignore[list-item]
-
-
-def _einsum(w: Walk, n: Node, value: Any) -> Result:
-    equation, operands = n.args[0], n.args[1]
-    left, right = equation.replace(" ", "").split("->")  # type: ignore[union-attr]
-    letters = left.split(",")
-    if "." in left or any(len(set(t)) != len(t) for t in letters):
-        w.trace.unknown[n] = f"einsum {equation}"
-        return LOST, [o for o in operands if w.pos(o) is not None]  # type: ignore[union-attr]
-    out, carriers = [], []
-    for axis in (0, 1):
-        row = blank(value.shape)
-        for o, names in zip(operands, letters, strict=True):  # type: ignore[arg-type]
-            p = w.pos(o)
-            if p is None or not has_axis(p, axis) or not core(row).isnan().any():
-                continue
-            gone = [i for i, c in enumerate(names) if c not in right]
-            t, mixed = contract(p.axis(axis), gone, keepdim=False) if gone else (p.axis(axis), False)
-            if mixed or nowhere(t):
-                continue
-            kept = [c for c in names if c in right]
-            t = t.permute([kept.index(c) for c in right if c in kept])
-            shape = [value.shape[i] if c in kept else 1 for i, c in enumerate(right)]
-            row = _first_known(row, t.reshape(shape).expand(value.shape))
-            carriers.append(o)
-        out.append(row)
-    return settle(out[0], out[1]), carriers
-
-
-def _shuffle_up(w: Walk, n: Node, value: Any) -> Result:
-    source, r = n.args[0], int(w.fill(n.args[1]))
-    p = w.pos(source)
-
-    def spread(t: Tensor) -> Tensor:
-        t, _ = contract(t, [1])
-        for d in (2, 3):
-            t = resample(t, d, (torch.arange(value.shape[d], dtype=torch.float32) + 0.5) / r - 0.5)
-        return t.expand(value.shape)
-
-    return (p.map(spread) if p else None), [source]  # type: ignore[list-item]
-
-
-def _like(w: Walk, n: Node, value: Any) -> Result:
-    return None, []
-
-
-def _table() -> dict[str, Callable[[Walk, Node, Any], Result]]:
-    same = """batch_norm _native_batch_norm_legit_no_training native_batch_norm layer_norm native_layer_norm group_norm
-        native_group_norm instance_norm rms_norm softmax _softmax log_softmax _log_softmax dropout native_dropout clone
-        contiguous to _to_copy alias detach type_as lift_fresh_copy feature_dropout alpha_dropout cumsum glu_same
-        _assert_tensor_metadata normalize_same cudnn_batch_norm fused_rms_norm _fused_rms_norm"""
-    layout = """view reshape _unsafe_view permute transpose t flatten unflatten squeeze unsqueeze expand expand_as repeat
-        select narrow split split_with_sizes chunk unbind cat stack concat hstack roll flip movedim moveaxis swapaxes
-        pixel_unshuffle channel_shuffle native_channel_shuffle slice_scatter select_scatter unsafe_split tile
-        unsafe_split_with_sizes unfold repeat_interleave numpy_T view_as reshape_as unsafe_chunk tensor_split"""
-    reduce = """mean sum amax amin max min var std var_mean std_mean linalg_vector_norm norm logsumexp argmax argmin prod any all
-        median nanmean"""
-    table: dict[str, Callable[[Walk, Node, Any], Result]] = dict.fromkeys(same.split(), _same)
-    table.update(dict.fromkeys(layout.split(), _layout))
-    table.update(dict.fromkeys(reduce.split(), _reduce))
-    table.update(dict.fromkeys(["index", "index_select"], _index))
-    table.update(dict.fromkeys(["pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"], _pad))
-    table.update(dict.fromkeys(["conv2d", "conv1d", "conv3d", "_convolution"], _conv))
-    table.update(dict.fromkeys(["conv_transpose2d"], _transposed))
-    table.update(dict.fromkeys(["max_pool2d", "max_pool2d_with_indices", "avg_pool2d"], _pool))
-    sampling = ["upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d"]
-    sampling += ["_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
-    table.update(dict.fromkeys(sampling, _resize))
-    adaptive = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "_adaptive_avg_pool2d"]
-    table.update(dict.fromkeys(adaptive, _adaptive))
-    table.update(dict.fromkeys(["matmul", "bmm", "mm", "addmm", "baddbmm"], _matmul))
-    flash = ["scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"]
-    flash += ["_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention"]
-    table.update(dict.fromkeys(flash, _attention))
-    table["convolution"] = _convolution
-    table["slice"] = _slice
-    table["linear"] = _linear
-    table["einsum"] = _einsum
-    table["max_unpool2d"] = _unpool
-    table["pixel_shuffle"] = _shuffle_up
-    created = "zeros_like ones_like empty_like full_like new_zeros new_ones new_full new_empty rand_like randn_like"
-    table.update(dict.fromkeys(created.split(), _like))
-    table["copy"] = lambda w, n, value: _pointwise_of(w, n, n.args[1])
-    return table
-
-
-def _pointwise_of(w: Walk, n: Node, source: Any) -> Result:
-    p = w.pos(source)
-    shape = w.trace.shapes[n]
-    return (p.map(lambda t: t.expand(shape)) if p else None), [source]
-
-
-RULES = _table()
-_FLATTENING = {"adaptive_avg_pool2d", "mean", "sum", "amax", "max"}
-
-
-# ---------------------------------------------------------------- cost
-def macs(n: Node, shapes: dict[Node, Any]) -> int:
-    """Multiply-accumulates of one op for one image; element-wise work is not counted, as is the custom."""
-    name = op_name(n)
-    out = shapes.get(n)
-    if name in ("conv2d", "conv1d", "conv3d", "convolution", "_convolution") and not (name == "convolution" and n.args[6]):
-        kernel = shapes[n.args[1]]  # type: ignore[index]
-        return math.prod(out) * math.prod(kernel[1:])
-    if name in ("conv_transpose2d", "conv_transpose1d", "convolution"):
-        kernel = shapes[n.args[1]]  # type: ignore[index]
-        return math.prod(shapes[n.args[0]]) * math.prod(kernel[1:])  # type: ignore[index]
-    if name == "linear":
-        return math.prod(out) * shapes[n.args[1]][-1]  # type: ignore[index]
-    if name in ("matmul", "bmm", "mm"):
-        return math.prod(out) * shapes[n.args[0]][-1]  # type: ignore[index]
-    if name in ("addmm", "baddbmm"):
-        return math.prod(out) * shapes[n.args[1]][-1]  # type: ignore[index]
-    if name == "einsum":
-        left, right = n.args[0].replace(" ", "").split("->")  # type: ignore[union-attr]
-        size: dict[str, int] = {}
-        for term, operand in zip(left.split(","), n.args[1], strict=True):  # type: ignore[arg-type]
-            size.update(zip(term, shapes[operand], strict=False))
-        return math.prod(size.values()) if len(n.args[1]) > 1 else 0  # type: ignore[arg-type]
-    if "scaled_dot_product" in name:
-        q, k, v = (shapes[n.args[i]] for i in range(3))  # type: ignore[index]
-        return math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
-    return 0
-
-
-def walk(graph: Graph) -> Trace:
-    """Positions, strided ops and costs of every node, for one image."""
-    return Walk(graph).run()

@@ -16,7 +16,7 @@ from unstride.errors import CaptureError
 from unstride.movers import Batch, MovedAvgPool, Mover, Rows, stride_of
 from unstride.positions import op_name
 from unstride.states import State
-from unstride.subsampling import Shift, Subsampling, _ancestors, _from_image
+from unstride.subsampling import Shift, Subsampling, _ancestors
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Segment:
     bytes: int  # live values per row, at the most
 
     def __call__(self, rows: int, states: Sequence[State], values: Sequence[Tensor | Rows]) -> tuple[Tensor, ...]:
-        return self.module(rows, states, *values)  # type: ignore[no-any-return]
+        return self.module(rows, states, *values)
 
 
 @dataclass(eq=False)
@@ -56,9 +56,9 @@ class Cutter:
             elif n.op == "call_function":
                 self.kind[n] = self._kind(n)
                 if self.kind[n] == "static":
-                    args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda a: self.folded[a])  # type: ignore[attr-defined]
+                    args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda a: self.folded[a])
                     with torch.no_grad():
-                        self._fold(n, n.target(*args, **kwargs))  # type: ignore[operator]
+                        self._fold(n, n.target(*args, **kwargs))
 
     def _fold(self, n: Node, value: Any) -> None:
         self.folded[n] = value
@@ -68,7 +68,7 @@ class Cutter:
     def _kind(self, n: Node) -> str:
         if isinstance(n.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat):
             return "size"
-        if _from_image(n, self.graph):
+        if n in self.graph.from_image:
             return "data"
         return "static" if all(self.kind[i] == "static" for i in n.all_input_nodes) else "sized"
 
@@ -149,7 +149,9 @@ class _Builder:
         for n in own:
             for source in _reads(n, moves[n]):
                 if self.c.kind[source] == "data" and source not in inside:
-                    through = any((s.site.reads if s.site and s.site.reads else s.operand) is source for s in moves[n].values())
+                    through = any(
+                        (s.site.reads if s.site and s.site.reads else s.operand) is source for s in moves[n].values()
+                    )
                     direct = any(i is source and source not in moves[n] for i in n.all_input_nodes)
                     inputs[source] = inputs.get(source, True) and through and not direct
         for source in inputs:
@@ -232,8 +234,8 @@ class _Builder:
             shift,
             size,
             stride,
-            tuple(shapes[n][2:]),  # type: ignore[arg-type]
-            tuple(shapes[shift.operand][2:]),  # type: ignore[arg-type]
+            tuple(shapes[n][2:]),
+            tuple(shapes[shift.operand][2:]),
             count_pad=True if args[5] is None else bool(args[5]),
             divisor=args[6],  # type: ignore[arg-type]
             ceil=bool(args[4]),
@@ -246,7 +248,9 @@ def _reads(n: Node, moves: dict[Node, Shift]) -> list[Node]:
     out = []
     for i in n.all_input_nodes:
         shift = moves.get(i)
-        out.append(shift.site.reads if shift is not None and shift.site is not None and shift.site.reads is not None else i)
+        out.append(
+            shift.site.reads if shift is not None and shift.site is not None and shift.site.reads is not None else i
+        )
     return out
 
 

@@ -79,7 +79,9 @@ class StateSpace:
         """A State, a sequence of (s_y, s_x) or of flat indices i = s_y R_x + s_x -> a State of this space."""
         entries = value.selections if isinstance(value, State) else tuple(value)
         if len(entries) != len(self.rates):
-            raise OptionError(f"state {value!r}: got {len(entries)} selections, wanted {len(self.rates)}, one per layer")
+            raise OptionError(
+                f"state {value!r}: got {len(entries)} selections, wanted {len(self.rates)}, one per layer"
+            )
         out = []
         for layer, (entry, (ry, rx)) in enumerate(zip(entries, self.rates, strict=True), 1):
             s = divmod(entry, rx) if isinstance(entry, int) else tuple(int(e) for e in entry)

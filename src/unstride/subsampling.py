@@ -1,17 +1,17 @@
-"""Graph -> Subsampling: strided ops joined into layers, where features end, and everything that was left out, with its reason."""
+"""Graph -> Subsampling: strided ops joined into layers, and everything that was left out, with its reason."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from unstride.capture import Graph
 from unstride.grids import Grid, grid_of
-from unstride.positions import Pos, Site, Trace, Window, _Lost, has_axis, op_name, walk
+from unstride.positions import Lost, Pos, Site, Trace, Window, has_axis, op_name
 from unstride.states import StateSpace
+from unstride.walk import walk
 
 _CLOSE = 1e-2
 
@@ -30,8 +30,8 @@ class SubsamplingLayer:
     def __str__(self) -> str:
         ops = " + ".join(path for path, _ in self.ops)
         return (
-            f"{self.index}: x{self.rate[0]}x{self.rate[1]}  {ops}  (stride {self.stride[0]}, {self.map[0]}x{self.map[1]} cells, "
-            f"one more state costs {self.cost:.0%})"
+            f"{self.index}: x{self.rate[0]}x{self.rate[1]}  {ops}  (stride {self.stride[0]}, "
+            f"{self.map[0]}x{self.map[1]} cells, one more state costs {self.cost:.0%})"
         )
 
 
@@ -137,7 +137,7 @@ class _Analysis:
         return sites
 
     def _merge_sites(self, n: Node) -> list[Site]:
-        """Patch merging by reshapes: the op that mixes neighbours, and the last value before it that is a plain grid."""
+        """Patch merging by reshapes: the op that mixes neighbours, and the last plain grid before it."""
         pos = self.trace.pos[n]
         out = self.grid(n)
         if not isinstance(pos, Pos) or out is None:
@@ -165,19 +165,24 @@ class _Analysis:
         return list({(s.node, s.operand): s for s in found}.values())
 
     def _through_pad(self, s: Site) -> Site:
-        """A reflecting (replicating, circular) pad before a window is part of the window: it must go on beyond its own end."""
+        """A reflecting (replicating, circular) pad is part of the window behind it: it goes on beyond its own end."""
         p = s.operand
-        if s.windows is None or p.op != "call_function" or op_name(p) not in ("pad", "reflection_pad2d", "replication_pad2d"):
+        if (
+            s.windows is None
+            or p.op != "call_function"
+            or op_name(p) not in ("pad", "reflection_pad2d", "replication_pad2d")
+        ):
             return s
         mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(op_name(p)) or (
             p.args[2] if len(p.args) > 2 else p.kwargs.get("mode", "constant")
         )
+        read: Any = p.args[0]
         pads = [int(v) for v in p.args[1]]  # type: ignore[union-attr, arg-type]
         if mode == "constant" or len(pads) != 4 or any(w.start for w in s.windows):
             return s
         wy, wx = s.windows
         windows = (replace(wy, start=pads[2], end=wy.end + pads[3]), replace(wx, start=pads[0], end=wx.end + pads[1]))
-        return replace(s, windows=windows, reads=p.args[0], mode=mode)
+        return replace(s, windows=windows, reads=read, mode=str(mode))
 
     def _usable(self, s: Site) -> bool:
         grid = self.grid(s.operand)
@@ -241,7 +246,12 @@ class _Analysis:
         changed = False
         for i, s in enumerate(self.sites):  # x[:, :, ::2, ::2] is two slices and one layer
             for j in self.at[s.operand]:
-                if s.kind == "slice" and self.sites[j].kind == "slice" and i not in self.pinned and j not in self.pinned:
+                if (
+                    s.kind == "slice"
+                    and self.sites[j].kind == "slice"
+                    and i not in self.pinned
+                    and j not in self.pinned
+                ):
                     changed |= self.groups.join(i, j)
         for n in self.graph.fx.nodes:
             if n.op == "output":
@@ -262,7 +272,9 @@ class _Analysis:
     def _incoming(self, n: Node, source: Node, a: int) -> frozenset[int]:
         path = self.path.get(source, (frozenset(), frozenset()))[a]
         here = {
-            i for i in self.at[n] if self.sites[i].operand is source and self.sites[i].rate[a] > 1 and i not in self.pinned
+            i
+            for i in self.at[n]
+            if self.sites[i].operand is source and self.sites[i].rate[a] > 1 and i not in self.pinned
         }
         return frozenset(self.groups.find(i) for i in {*path, *here})
 
@@ -305,7 +317,7 @@ class _Analysis:
 
     def _cannot_follow(self, source: Node, missing: Iterable[int], a: int) -> str | None:
         pos = self.trace.pos.get(source)
-        if isinstance(pos, _Lost):
+        if isinstance(pos, Lost):
             return pos.why
         grid = self.grid(source)
         if grid is None:
@@ -318,14 +330,14 @@ class _Analysis:
 
     # -- what is on the main path
     def _wanted(self) -> set[int]:
-        """Groups that move a value from which the outputs are made (not those that only reach them through gates or keys)."""
+        """Groups that move a value from which the outputs are made (not those that act through gates or keys only)."""
         out: set[int] = set()
         for n in self.final_maps():
             out |= {self.groups.find(i) for p in self.path[n] for i in p}
         return out
 
     def final_maps(self) -> list[Node]:
-        """Values with a position that are outputs, or are last seen with one by a node from which no position returns."""
+        """Values with a position that are outputs, or that are last seen by a node from which no position returns."""
         leaves = [leaf for leaf in self.graph.leaves if isinstance(leaf, Node)]
         returns: set[Node] = set()  # nodes from which a value with a position can still be reached
         for n in reversed(list(self.graph.fx.nodes)):
@@ -357,7 +369,11 @@ class _Analysis:
             grid = self.grid(source)
             assert grid is not None
             steps = tuple(
-                {index[g]: round(self._weight(g)[a] / grid.spacing[a]) for g in map(self.groups.find, axes[a]) if g in index}
+                {
+                    index[g]: round(self._weight(g)[a] / grid.spacing[a])
+                    for g in map(self.groups.find, axes[a])
+                    if g in index
+                }
                 for a in (0, 1)
             )
             if any(steps):
@@ -423,7 +439,7 @@ def module_path(n: Node) -> str:
 def feature_node(graph: Graph, found: Subsampling, leaf: Node) -> Node | None:
     """The last single value with a position through which everything to `leaf` must pass; None if there is none."""
     needed = _ancestors([leaf])
-    nodes = [n for n in graph.fx.nodes if n in needed and (n is graph.image or _from_image(n, graph))]
+    nodes = [n for n in graph.fx.nodes if n in needed and n in graph.from_image]
     last: dict[Node, int] = {}
     order = {n: i for i, n in enumerate(nodes)}
     for n in nodes:
@@ -438,18 +454,6 @@ def feature_node(graph: Graph, found: Subsampling, leaf: Node) -> Node | None:
         if live == {n} and isinstance(found.trace.pos.get(n), Pos):
             best = n
     return best
-
-
-def _from_image(n: Node, graph: Graph) -> bool:
-    memo: dict[Node, bool] = n.graph.__dict__.setdefault("_from_image", {})
-    if n not in memo:
-        for m in n.graph.nodes:
-            memo[m] = m is graph.image or (
-                m.op == "call_function"
-                and any(memo.get(i, False) for i in m.all_input_nodes)
-                and not isinstance(m.meta.get("val"), torch.SymInt)
-            )
-    return memo[n]
 
 
 __all__ = ["Feature", "LeftOut", "Shift", "Subsampling", "SubsamplingLayer", "Window", "feature_node", "find_layers"]

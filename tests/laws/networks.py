@@ -158,7 +158,7 @@ def _window(m: nn.Module, x: Tensor) -> Tensor:
     return (x + t)[:, :, :h, :w]
 
 
-def block(options: tuple[Any, ...], extent: tuple[int, int]) -> nn.Module:  # noqa: PLR0911
+def block(options: tuple[Any, ...], extent: tuple[int, int]) -> nn.Module:
     kind = options[0]
     conv = nn.Conv2d(C, C, 3, 1, 1)
     if kind == "conv":
@@ -194,7 +194,9 @@ def block(options: tuple[Any, ...], extent: tuple[int, int]) -> nn.Module:  # no
         if options[2] == "add":
             return Fn(lambda m, x: m.body(x) + sum(s(x) for s in m.shorts), body=body, shorts=shorts)
         out = nn.Conv2d(C * (1 + len(shorts)), C, 1)
-        return Fn(lambda m, x: m.out(torch.cat([m.body(x), *(s(x) for s in m.shorts)], 1)), body=body, shorts=shorts, out=out)
+        return Fn(
+            lambda m, x: m.out(torch.cat([m.body(x), *(s(x) for s in m.shorts)], 1)), body=body, shorts=shorts, out=out
+        )
     if kind == "inception":
         arms = nn.ModuleList(
             [

@@ -1,4 +1,4 @@
-"""Laws 3 to 8 on networks written by hand: sharing step by step, independence, budget, geometry, innocence, same out as in."""
+"""Laws 3 to 8 on networks written by hand: sharing, independence, budget, geometry, innocence, same out as in."""
 
 import random
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ class Residual(nn.Module):
 
     def __init__(self, c: int = 4, classes: int = 5) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, c, 3, 2, 1), nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, c, 3, 2, 1), nn.BatchNorm2d(c), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
         self.body, self.short = nn.Conv2d(c, c, 3, 2, 1), nn.Conv2d(c, c, 1, 2)
         self.head = nn.Linear(c, classes)
 
@@ -46,7 +48,9 @@ class Unet(nn.Module):
         return self.out(torch.cat([a, b], 1))
 
 
-def net_of(model: nn.Module, size: tuple[int, int] = (32, 32), dtype: torch.dtype = torch.float64) -> tuple[Net, Tensor]:
+def net_of(
+    model: nn.Module, size: tuple[int, int] = (32, 32), dtype: torch.dtype = torch.float64
+) -> tuple[Net, Tensor]:
     torch.manual_seed(0)
     model = model.to(dtype).eval()
     images = torch.randn(3, 3, *size).to(dtype)
@@ -65,7 +69,11 @@ def test_all_laws_at_odd_sizes(size: tuple[int, int]) -> None:
 
 def test_layers_of_a_residual_network() -> None:
     net, _ = net_of(Residual())
-    assert [[path for path, _ in layer.ops] for layer in net.found.layers] == [["stem.0"], ["stem.3"], ["body", "short"]]
+    assert [[path for path, _ in layer.ops] for layer in net.found.layers] == [
+        ["stem.0"],
+        ["stem.3"],
+        ["body", "short"],
+    ]
     assert [layer.stride for layer in net.found.layers] == [(2, 2), (4, 4), (8, 8)]
 
 
@@ -220,7 +228,7 @@ def test_a_model_in_training_mode_runs_as_in_evaluation() -> None:
 
 
 def test_weights_are_shared_not_copied() -> None:
-    net, images = net_of(Residual())
+    net, _ = net_of(Residual())
     engine = net.engine()
     held = {t.data_ptr() for t in engine.cutter.root.buffers()}
     assert net.model.body.weight.data_ptr() in held
@@ -240,7 +248,9 @@ class Averages(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("strides", [[(2, 2), (2, 2), (2, 2)], [(4, 4), (2, 2)], [(3, 2), (2, 3)], [(2, 1), (1, 2), (2, 2)]])
+@pytest.mark.parametrize(
+    "strides", [[(2, 2), (2, 2), (2, 2)], [(4, 4), (2, 2)], [(3, 2), (2, 3)], [(2, 1), (1, 2), (2, 2)]]
+)
 def test_a_ramp_shows_the_displacement(strides: list[tuple[int, int]]) -> None:
     h = w = 48
     rows, columns = torch.meshgrid(torch.arange(h).double(), torch.arange(w).double(), indexing="ij")
@@ -282,7 +292,9 @@ def snapshot(model: nn.Module) -> tuple:
         )
         for m in model.modules()
     ]  # fmt: skip
-    values = [(k, v.data_ptr(), v._version, v.requires_grad, v.device, v.sum().item()) for k, v in model.named_parameters()]
+    values = [
+        (k, v.data_ptr(), v._version, v.requires_grad, v.device, v.sum().item()) for k, v in model.named_parameters()
+    ]
     buffers = [(k, v.data_ptr(), v.sum().item()) for k, v in model.named_buffers()]
     return modules, values, buffers
 
@@ -302,7 +314,9 @@ def test_success_leaves_the_model_alone() -> None:
     assert torch.equal(images, kept)
 
 
-@pytest.mark.parametrize("example", [torch.randn(3, 32, 32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.randn(1, 4, 32, 32)])
+@pytest.mark.parametrize(
+    "example", [torch.randn(3, 32, 32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.randn(1, 4, 32, 32)]
+)
 def test_a_bad_example_leaves_the_model_alone(example: Tensor) -> None:
     model = Residual().train()
     before = snapshot(model)

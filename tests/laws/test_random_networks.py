@@ -1,4 +1,4 @@
-"""Laws 1, 3, 4 and 6 on random small networks: residual, concatenating, multi-branch, gated, attending, U-shaped, odd sizes."""
+"""Laws 1, 3, 4 and 6 on random small networks: residual, concatenating, gated, attending, U-shaped, odd sizes."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Law 2: the activations of state s are the slice [R n + s] of the stride-1 op, op kind by op kind, computed here by hand."""
+"""Law 2: the activations of state s are the slice [R n + s] of the stride-1 op, op by op, computed by hand."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def of_state(net: Net, x: Tensor, state: State) -> Tensor:
 
 
 def every_state(model: nn.Module, x: Tensor, dense, rate: tuple[int, int]) -> None:
-    """`dense(x)` is the stride-1 op with its own padding going on at the far end, at least R - 1 cells more than needed."""
+    """`dense(x)` is the stride-1 op with its own padding going on at the far end, by R - 1 cells or more."""
     net = Net.of(model, x[:1])
     assert [layer.rate for layer in net.found.layers] == [rate]
     cells = model(x).shape[2:]
@@ -100,7 +100,9 @@ def test_padding_same_before_a_strided_pool() -> None:
 
 
 @pytest.mark.parametrize("ceil", [False, True])
-@pytest.mark.parametrize(("size", "stride", "padding", "dilation"), [(2, 2, 0, 1), (3, 2, 1, 1), (3, 3, 1, 1), (3, 2, 1, 2)])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "dilation"), [(2, 2, 0, 1), (3, 2, 1, 1), (3, 3, 1, 1), (3, 2, 1, 2)]
+)
 def test_max_pool(size: int, stride: int, padding: int, dilation: int, ceil: bool) -> None:
     model = Op(lambda m, x: F.max_pool2d(x, size, stride, padding, dilation, ceil_mode=ceil))
     far = padding + 2 * stride
@@ -115,7 +117,9 @@ def test_max_pool(size: int, stride: int, padding: int, dilation: int, ceil: boo
 def test_average_pool_counts_padding(size: int, stride: int, padding: int) -> None:
     model = Op(lambda m, x: F.avg_pool2d(x, size, stride, padding, count_include_pad=True))
     far = padding + stride - 1
-    every_state(model, image(), lambda x: F.avg_pool2d(F.pad(x, (padding, far, padding, far)), size, 1), (stride, stride))
+    every_state(
+        model, image(), lambda x: F.avg_pool2d(F.pad(x, (padding, far, padding, far)), size, 1), (stride, stride)
+    )
 
 
 @pytest.mark.parametrize("ceil", [False, True])
@@ -134,7 +138,7 @@ def test_average_pool_counts_only_what_is_there(size: int, stride: int, padding:
 
 
 def test_average_pool_with_a_ceiling_keeps_its_rule_at_the_moved_border() -> None:
-    """7 cells, windows of 3 by 2, padding 1, ceil: state 1 reads 0..2, 2..4, 4..6, 6..8; the padded map ends at 7 + 1 + 1 = 9."""
+    """7 cells, windows of 3 by 2, padding 1, ceil: state 1 reads 0..2, 2..4, 4..6, 6..8; its map ends at 7 + 1 + 1."""
     x = torch.arange(1.0, 8.0, dtype=torch.float64).view(1, 1, 1, 7).expand(1, 1, 7, 7).contiguous()
     net = Net.of(Op(lambda m, t: F.avg_pool2d(t, 3, 2, 1, ceil_mode=True)), x)
     out = of_state(net, x, State(((1, 1),)))

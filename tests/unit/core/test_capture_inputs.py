@@ -7,6 +7,7 @@ from checks import Net, check_all, some_states
 from torch import Tensor, nn
 
 from unstride.capture import capture
+from unstride.engine import Engine
 from unstride.errors import CaptureError, InputError
 from unstride.subsampling import find_layers
 
@@ -138,13 +139,16 @@ def _no_grad_inside(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "f", [_view_then_write, _write_then_view_then_write, _write_through_a_slice, _read_before_and_after, _no_grad_inside]
+    "f",
+    [_view_then_write, _write_then_view_then_write, _write_through_a_slice, _read_before_and_after, _no_grad_inside],
 )
 def test_in_place_ops_keep_their_meaning(f) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
     net = Net.of(InPlace(f).double().eval(), x[:1])
-    assert not any(str(n.target).split(".")[1].endswith("_") for n in net.graph.nodes if str(n.target).startswith("aten."))
+    assert not any(
+        str(n.target).split(".")[1].endswith("_") for n in net.graph.nodes if str(n.target).startswith("aten.")
+    )
     check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
 
 
@@ -199,3 +203,44 @@ def test_a_pool_whose_indices_are_not_used_is_a_layer() -> None:
     net = Net.of(Ignores().double().eval(), x[:1])
     assert len(net.found.layers) == 1
     check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
+
+
+# ---------------------------------------------------------------- batches that are not image after image
+class Columns(nn.Module):
+    """Puts the batch behind the rows of the image: (H, B, ...) where a layer follows."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.together, self.a, self.b = together, nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, (1, 3), (1, 2), (0, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        b, c, h, w = x.shape
+        if self.together:  # each image keeps its rows together
+            y = x.transpose(1, 2).reshape(b * h, c, 1, w)
+            return self.b(y).reshape(b, h, c, -1).mean((1, 3))
+        y = x.permute(2, 0, 1, 3).reshape(h * b, c, 1, w)
+        return self.b(y).reshape(h, b, c, -1).mean((0, 3))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_convolution_over_separate_rows_is_left_out(together: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    net = Net.of(Columns(together).double().eval(), x[:1])
+    assert [[path for path, _ in layer.ops] for layer in net.found.layers] == [["a"]]
+    assert "not a plain map" in net.found.left_out[0].reason
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-9)
+
+
+def test_values_can_be_kept_only_where_an_image_keeps_its_rows_together() -> None:
+    x = torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    for together in (True, False):
+        net = Net.of(Columns(together).double().eval(), x[:1])
+        folded = next(n for n in net.graph.nodes if "reshape" in n.name)
+        if together:
+            run = Engine(net.graph, net.found, [folded]).start(x)
+            assert run.plain[folded].shape == (12, 4, 1, 6)
+        else:
+            with pytest.raises(CaptureError, match="mixes the images"):
+                Engine(net.graph, net.found, [folded])
