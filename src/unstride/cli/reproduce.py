@@ -73,9 +73,10 @@ def _list(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "in the paper", "shows", "data", "without data")
+    table = Table("name", "shows", "data")
     for row in found:
-        table.add_row(
-            str(row["name"]), str(row["where"]), str(row["title"]), ", ".join(row["data"]), str(row["without_data"])
-        )
+        needs = ", ".join(row["data"]) or "none"
+        less = " (MACs: none)" if row["without_data"] == "MACs" else ""
+        table.add_row(str(row["name"]), f"{row['where']}: {row['title']}", needs + less)
+    table.columns[0].no_wrap = True
     Console().print(table)

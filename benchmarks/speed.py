@@ -1,0 +1,174 @@
+"""How fast the procedure is against its floor, its rivals and its budget: a table and JSON.
+
+    python -m benchmarks.speed --out speed.json
+    python -m benchmarks.speed --nets resnet18 --batch 1 --budget 4,10 --repeats 3
+
+For each network (random weights, 224 px), batch and budget, learning-free and learned, all within one run and in turns:
+
+    time      seconds as a multiple of the plain eager forward of the same batch
+    floor     MACs of the prefix trie of the visited states as a multiple of a plain forward's
+    fastest   the fastest exact plain forward (eager, channels last, folded batch norm, compiled), over eager
+    over      time / (floor x fastest): 1 means that search, align, aggregation and batching cost nothing
+    tta       flips and crops with as many views, as a multiple of plain
+    memory    the most bytes of tensors alive, beyond the weights, as a multiple of a plain forward's
+    reference the reference implementation, measured separately on 2 CPU cores: time over its own plain forward
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import unstride
+from unstride import models
+from unstride.benching import BenchRow, interleaved, measure
+
+NETS = {"resnet18": "torchvision:resnet18", "resnet50": "torchvision:resnet50",
+        "mobilenet_v2": "torchvision:mobilenet_v2", "swin_t": "torchvision:swin_t"}  # fmt: skip
+# (net, batch, B) -> time over plain. Reference implementation, measured separately (learning-free).
+REFERENCE = {
+    **{("resnet18", 1, b): t for b, t in ((4, 4.3), (10, 12.1), (15, 16.8), (30, 31.1))},
+    **{("resnet18", 8, b): t for b, t in ((4, 5.7), (10, 14.3), (15, 22.9), (30, 48.8))},
+    **{("mobilenet_v2", 1, b): t for b, t in ((4, 16.0), (10, 35.0), (15, 46.0), (30, 91.0))},
+}
+TOLERANCE = 1e-4  # of the largest logit: a rewriting beyond it is not exact
+
+
+def exact_plains(model: nn.Module, images: Tensor, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """Ways to run the plain forward that give its logits to float rounding."""
+    last = images.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        expected = model(images)
+    ways: dict[str, tuple[nn.Module, Tensor]] = {
+        "channels last": (copy.deepcopy(model).to(memory_format=torch.channels_last), last)  # type: ignore[call-overload]
+    }
+    folded = _folded(model)
+    if folded is not None:
+        ways["folded"] = (folded, images)
+        ways["folded, channels last"] = (copy.deepcopy(folded).to(memory_format=torch.channels_last), last)  # type: ignore[call-overload]
+    if compiled:
+        best, given = ways.get("folded, channels last", ways["channels last"])
+        ways["compiled"] = (torch.compile(copy.deepcopy(best)), given)  # type: ignore[assignment]
+    calls: dict[str, Callable[[], Any]] = {}
+    for name, (module, x) in ways.items():
+        try:
+            with torch.no_grad():
+                far = float((module(x) - expected).abs().max() / expected.abs().max())
+        except Exception as error:  # a compiler that is not there is a way less, not the end
+            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+            continue
+        if far < TOLERANCE:
+            calls[name] = _call(module, x)
+        else:
+            print(f"{name}: differs by {far:.1e}, left out", file=sys.stderr)
+    return calls
+
+
+def _folded(model: nn.Module) -> nn.Module | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torch.fx.experimental.optimization import fuse
+
+            return fuse(copy.deepcopy(model).eval())
+    except Exception:  # no symbolic trace: nothing to compare with
+        return None
+
+
+def _call(module: nn.Module, images: Tensor) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return module(images)
+
+    return call
+
+
+def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compiled: bool) -> list[dict[str, Any]]:
+    model = models.load(NETS[net]).model
+    rows = []
+    for batch in batches:
+        images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+        _, plains = interleaved(_call(model, images), exact_plains(model, images, compiled), max(5, repeats))
+        plains["eager"] = 1.0
+        way = min(plains, key=lambda name: plains[name])
+        for learned in (False, True):
+            options = {"criterion": "learned", "aggregate": "attention"} if learned else {}
+            better = unstride.enhance(model, images[:1], max(budgets), **options)  # type: ignore[arg-type]
+            for row in measure(better, images, budgets, tta=not learned, repeats=repeats):
+                rows.append(_row(net, row, way, plains, learned))
+                print(_line(rows[-1]), flush=True)
+    return rows
+
+
+def _row(net: str, row: BenchRow, way: str, plains: dict[str, float], learned: bool) -> dict[str, Any]:
+    reference = None if learned else REFERENCE.get((net, row.batch, row.budget))
+    return {
+        "net": net,
+        "batch": row.batch,
+        "budget": row.budget,
+        "learned": learned,
+        "time": row.time,
+        "floor": row.macs,
+        "fastest": plains[way],
+        "fastest_way": way,
+        "plains": plains,
+        "over": row.time / (row.macs * plains[way]),
+        "tta": row.tta,
+        "memory": row.memory,
+        "plain_ms": row.plain_ms,
+        "reference": reference,
+        "times_faster_than_reference": None if reference is None else reference / row.time,
+    }
+
+
+COLUMNS = ("net", "batch", "B", "mode", "time", "floor", "fastest", "over", "tta", "memory", "reference")
+
+
+def _line(row: dict[str, Any]) -> str:
+    def x(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    cells = [row["net"], row["batch"], row["budget"], "learned" if row["learned"] else "free", x(row["time"])]
+    cells += [x(row["floor"]), f"{row['fastest']:.2f} {row['fastest_way']}", x(row["over"]), x(row["tta"])]
+    cells += [x(row["memory"]), x(row["reference"])]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", default=",".join(NETS))
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--budget", default="4,10,15,30")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out of the plain forwards")
+    parser.add_argument("--out", type=Path, help="also write JSON there")
+    given = parser.parse_args(arguments)
+    nets = given.nets.split(",")
+    if unknown := [net for net in nets if net not in NETS]:
+        parser.error(f"unknown nets {', '.join(unknown)}; there are {', '.join(NETS)}")
+    batches, budgets = ([int(part) for part in text.split(",")] for text in (given.batch, given.budget))
+    before = torch.get_num_threads()
+    torch.set_num_threads(given.threads)
+    try:
+        print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
+        rows = [row for net in nets for row in speed(net, batches, budgets, given.repeats, not given.no_compile)]
+    finally:
+        torch.set_num_threads(before)
+    if given.out is not None:
+        about = {"torch": torch.__version__, "threads": given.threads, "repeats": given.repeats}
+        given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
