@@ -1,0 +1,14 @@
+"""A local page to look inside: pick a model and a photograph, move the budget, watch the search and the answer.
+
+    studio = Studio("timm:resnet18", weights="default")
+    with make_server(studio, "127.0.0.1", 7860) as server:
+        server.serve_forever()
+
+Data goes one way here, too: `choices` says what can be picked, `looking` turns one image into plain data for every
+budget, `room` does that once and remembers it, `server` hands it to the page.
+"""
+
+from unstride.studio.room import Studio
+from unstride.studio.server import make_server
+
+__all__ = ["Studio", "make_server"]

