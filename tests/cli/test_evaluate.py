@@ -10,7 +10,10 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import unstride
+from unstride import models, saving
 from unstride.cli import app
+from unstride.evaluation import metrics
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "evaluation"))
 import tiny
@@ -58,6 +61,24 @@ def test_json_and_the_options_that_reach_the_rows(tmp_path):
     assert {k: row["options"][k] for k in wanted} == wanted
     assert printed["out"] == "runs/tiny.py-build-npz"  # where it goes if nobody says
     assert (tmp_path / "runs/tiny.py-build-npz/rows.jsonl").is_file()
+
+
+def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
+    data = tiny.npz(tmp_path, 12)
+    loaded = models.load(f"{TINY}:build")
+    better = unstride.enhance(loaded.model, loaded.example(16), aggregate="attention", criterion="learned", budget=3)
+    generator = torch.Generator().manual_seed(0)
+    for p in better.attention.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    saving.save(better, tmp_path / "better.safetensors", tiny.PREPROCESS)
+    common = [f"{TINY}:build", "--data", data, "--budget", "3", "--json"]
+    row = json.loads(run(*common, "--fitted", tmp_path / "better.safetensors").stdout)["rows"][1]
+    x, y = tiny.pictures(12)
+    assert (row["options"]["aggregate"], row["options"]["criterion"]) == ("attention", "learned")
+    assert row["metrics"]["nll"] == pytest.approx(metrics.summarise(metrics.score(better(tiny.normalised(x)), y)).nll)
+    free = json.loads(run(*common).stdout)["rows"][1]
+    assert free["metrics"]["nll"] != pytest.approx(row["metrics"]["nll"], abs=1e-4)
+    assert free["run"] != row["run"]
 
 
 def test_damaged_images_are_listed_and_end_in_3(tmp_path):

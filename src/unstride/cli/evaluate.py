@@ -1,5 +1,6 @@
 """`unstride evaluate SPEC --data KIND:PATH`: what it gains on your data, what it costs, and whether to use it."""
 
+import dataclasses
 import json
 import os
 import re
@@ -33,13 +34,18 @@ def register(app: typer.Typer) -> None:
             str, typer.Option(help="States per image, all from one pass. The plain network is always measured, too.")
         ] = "1,4,10,15",
         task: Annotated[str | None, typer.Option(help="classification or segmentation; by default the data's.")] = None,
-        criterion: Annotated[str, typer.Option(help="entropy, displacement, random or learned.")] = "entropy",
-        aggregate: Annotated[str, typer.Option(help="entropy, mean, max or attention.")] = "entropy",
-        order: Annotated[str, typer.Option(help="In which order the search expands layers.")] = "paper",
+        fitted: Annotated[Path | None, typer.Option(help="What `unstride fit` saved for this model.")] = None,
+        criterion: Annotated[
+            str | None, typer.Option(help="entropy, displacement, random or learned. [entropy, or as fitted]")
+        ] = None,
+        aggregate: Annotated[
+            str | None, typer.Option(help="entropy, mean, max or attention. [entropy, or as fitted]")
+        ] = None,
+        order: Annotated[str | None, typer.Option(help="In which order the search expands layers. [paper]")] = None,
         layers: Annotated[
             str | None, typer.Option(help="Layers to search, such as 2-4; by default the paper's.")
         ] = None,
-        align: Annotated[str, typer.Option(help="on, off, or stitch (segmentation).")] = "on",
+        align: Annotated[str | None, typer.Option(help="on, off, or stitch (segmentation). [on]")] = None,
         flip: Annotated[bool, typer.Option("--flip", help="The same as --tta flip.")] = False,
         tta: Annotated[
             str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
@@ -67,22 +73,27 @@ def register(app: typer.Typer) -> None:
         """
         if flip and tta is not None:
             raise typer.BadParameter("--flip is --tta flip; give one of them")
-        if align not in ("on", "off", "stitch"):
+        if align not in (None, "on", "off", "stitch"):
             raise typer.BadParameter(f"--align is {align}; wanted on, off or stitch")
-        options: dict[str, Any] = {
+        asked: dict[str, Any] = {
             "criterion": criterion,
             "aggregate": aggregate,
             "order": order,
-            "layers": None if layers is None else _numbers("--layers", layers),
-            "align": {"on": True, "off": False}.get(align, align),
+            "layers": None if layers is None else tuple(_numbers("--layers", layers)),
+            "align": None if align is None else {"on": True, "off": False}.get(align, align),
         }
+        options = {name: value for name, value in asked.items() if value is not None}
         budgets = _numbers("--budget", budget)
         folder = out if out is not None else Path("runs") / _slug(spec, data)
 
-        from unstride import evaluation, models
+        from unstride import evaluation, models, saving
 
+        loaded = _placed(models.load(spec, weights))
+        if fitted is not None:
+            better = saving.load(fitted, loaded.model, preprocess=loaded.preprocess)
+            loaded = dataclasses.replace(loaded, model=better)
         rows = evaluation.evaluate(
-            _placed(models.load(spec, weights)),
+            loaded,
             data,
             budgets,
             task=task,
