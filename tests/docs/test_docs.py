@@ -1,0 +1,154 @@
+"""What the docs say must run: every Python block, every command line, every link of the built pages."""
+
+import linecache
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import typer
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+from nets import namespace  # noqa: E402
+
+DOCS = ROOT / "docs"
+MADE = ("coverage.md", "results.md", "macs.md")  # written by commands
+PAGES = sorted(p.name for p in DOCS.glob("*.md") if p.name not in MADE)
+EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    text: str
+    line: int
+    why_not: str | None
+
+
+def blocks(page: str) -> list[Block]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [Block(m["kind"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["why"]) for m in FENCE.finditer(text)]
+
+
+def python(page: str) -> list[Block]:
+    return [b for b in blocks(page) if b.kind == "python"]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if python(p)])
+def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of a page, one after another, as a reader would type them; line numbers are those of the page."""
+    from unstride.rules import RULES
+
+    monkeypatch.chdir(tmp_path)
+    threads, rules = torch.get_num_threads(), dict(RULES)
+    torch.set_num_threads(1)
+    names = namespace()
+    try:
+        for block in python(page):
+            if block.why_not is not None:
+                assert block.why_not.strip(), f"{page}:{block.line}: say why it is not run"
+                compile(block.text, f"{page}:{block.line}", "exec")
+                continue
+            source = "\n" * (block.line - 1) + block.text
+            path = str(DOCS / page)
+            linecache.cache.pop(path, None)
+            exec(compile(source, path, "exec"), names)
+    finally:
+        torch.set_num_threads(threads)
+        RULES.clear()
+        RULES.update(rules)
+
+
+def test_most_blocks_are_run() -> None:
+    found = [b for page in PAGES for b in python(page)]
+    assert len([b for b in found if b.why_not is not None]) <= 2 < len(found) // 10
+
+
+def commands(page: str) -> list[str]:
+    lines = [line for b in blocks(page) if b.kind == "bash" for line in b.text.splitlines()]
+    return [line for line in lines if re.search(r"(^|-m )unstride ", line)]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)])
+def test_command_lines_are_understood(page: str) -> None:
+    """Commands and options exist, and what must be given is given; nothing is run."""
+    from unstride.cli import app
+
+    group = typer.main.get_command(app)
+    for line in commands(page):
+        words = shlex.split(line)
+        words = words[words.index("unstride") + 1 :]
+        command = group
+        with command.make_context("unstride", [*words], resilient_parsing=True):
+            while hasattr(command, "commands"):
+                name = words.pop(0)
+                assert name in command.commands, f"{page}: {line}"
+                command = command.commands[name]
+            command.make_context(command.name, words)  # raises on an unknown or missing option
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.slow
+def test_torchrun_example_in_two_processes(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "with_torchrun.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, str(tmp_path)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("budget 4") == 1
+
+
+def test_pages_are_in_the_navigation_and_name_no_machine() -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (*PAGES, *MADE):
+        assert f": {page}\n" in config, f"{page} is not in mkdocs.yml"
+    for path in [*DOCS.glob("*.md"), *(ROOT / "examples").glob("*.py"), ROOT / "mkdocs.yml"]:
+        found = re.search(r"(?<![\w.])/(work|tmp|root|home)/", path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.name}: {found}"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "img").glob("*.svg")), ids=lambda p: p.name)
+def test_drawings_are_small_and_follow_the_colour_scheme(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    assert root.find("{http://www.w3.org/2000/svg}title") is not None
+    assert "prefers-color-scheme:dark" in text and "<script" not in text and len(text) < 8000
+    assert any(f"img/{path.name}" in (DOCS / page).read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install 'unstride[docs]' builds the pages")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="pip install 'unstride[docs]' builds the pages")
+    for name in ("docs", "src"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("files", "__pycache__"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    for page in MADE:
+        if not (tmp_path / "docs" / page).exists():
+            (tmp_path / "docs" / page).write_text(f"# {page}\n")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    page = (tmp_path / "site" / "quick-start.html").read_text(encoding="utf-8")
+    outside = re.findall(r'(?:src|rel="stylesheet" href)="(https?://[^"]+)"', page)
+    assert not outside, outside
+    assert "better.explain" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
