@@ -50,7 +50,7 @@ def results_table(results: Sequence[dict[str, Any]], shown: Sequence[Column]) ->
         )
         for r in results
     )
-    columns = ("budget", *(name for name, _, _ in shown), "gain, points", "corrected / corrupted", "cost", "time")
+    columns = ("budget", *(name for name, _, _ in shown), "gain, points", "corrected /\ncorrupted", "cost", "time")
     told = [f"{r['budget']} states: {r['verdict']}" for r in results if r["budget"] > 1]
     caption = f"{results[0]['method']}. {'; '.join(told)}."
     return Table(columns, rows, caption, frozenset(k for k, r in enumerate(results) if r["verdict"] == "helps"))
