@@ -215,10 +215,11 @@ def _table(table: Table) -> str:
         f'<tr class="strong">{cells("td", row)}</tr>' if k in table.strong else f"<tr>{cells('td', row)}</tr>"
         for k, row in enumerate(table.rows)
     ]
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    words = f"<figcaption>{escape(table.caption)}</figcaption>" if table.caption else ""
     head = cells("th", table.columns)
-    inner = f"{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f'<div class="wide"><table>{inner}</table></div>'
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    # The words stay outside of what scrolls: they are read in a narrow window, too.
+    return f'<figure class="table"><div class="wide"><table>{inner}</table></div>{words}</figure>'
 
 
 _MARKS = {"corrected": "✓ corrected", "corrupted": "✗ corrupted"}
@@ -279,11 +280,11 @@ main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: clamp(1.5rem, 5vw, 2.2rem); line-height: 1.2; margin: 0.5rem 0; }
 h2 { font-size: 1.3rem; margin: 2.8rem 0 0.6rem; padding-top: 0.9rem; border-top: 1px solid var(--line); }
 p { max-width: 46rem; margin: 0.6rem 0; }
-.soft, caption, figcaption { color: var(--soft); font-size: 0.9rem; }
+.soft, figcaption { color: var(--soft); font-size: 0.9rem; }
 .note { border-left: 4px solid var(--warn); padding: 0.5rem 0.8rem; background: var(--tint); }
-.wide { overflow-x: auto; margin: 1rem 0; }
+.table { margin: 1rem 0; }
+.wide { overflow-x: auto; margin-bottom: 0.5rem; }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; min-width: 60%; }
-caption { text-align: left; caption-side: bottom; padding: 0.5rem 0; }
 th, td { text-align: left; padding: 0.35rem 0.9rem 0.35rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { font-weight: 600; color: var(--soft); vertical-align: bottom; }
