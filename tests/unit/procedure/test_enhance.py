@@ -139,6 +139,16 @@ def test_untrained_attention_is_the_mean(net: nn.Module, images: torch.Tensor) -
     torch.testing.assert_close(mean, attended, atol=1e-5, rtol=1e-5)
 
 
+def test_budget_one_is_the_model_even_with_a_trained_attention(net: nn.Module, images: torch.Tensor) -> None:
+    better = unstride.enhance(net, images[:1], budget=4, aggregate="attention", criterion="learned")
+    assert better.attention is not None
+    torch.nn.init.normal_(better.attention.out)
+    curve = better.curve(images, [1, 4])
+    with torch.no_grad():
+        torch.testing.assert_close(curve[1], net(images), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(curve[4], curve[1], atol=1e-2)
+
+
 def test_explicit_states_need_no_search(net: nn.Module, images: torch.Tensor) -> None:
     better = unstride.enhance(net, images[:1], states=[[0, 0, 0, 0], [0, 2, 0, 1]])
     assert [str(v.state) for v in better.explain(images[:1])[0].states] == ["(0 0 0 0)", "(0 1,0 0 0,1)"]
