@@ -173,7 +173,8 @@ from unstride.fitting import fit
 torch.set_num_threads(1)
 net = small_net()
 better = unstride.enhance(net, torch.zeros(1, 3, 24, 24), budget=6)
-train, val = ([(x, y)] for x, y in (labelled(32, 1), labelled(16, 2)))
+(x, y), held = labelled(32, 1), labelled(16, 2)
+train, val = [(x[:16], y[:16]), (x[16:], y[16:])], [held]
 print("ready", flush=True)
 report = fit(better, train, val, epochs=int(sys.argv[3]), lr=0.02, budget=8, cache_dir=sys.argv[1], show=False)
 better.with_options(aggregate="attention").save(sys.argv[1] + "/out.safetensors")
@@ -201,6 +202,22 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path):
     resumed = int(again.communicate()[0].split()[-1])
     assert 0 <= resumed < epochs
     assert (killed / "out.safetensors").read_bytes() == (whole / "out.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+def test_processes_share_the_maps_and_agree(tmp_path):
+    """Two processes under torchrun end with what one process learns; each computed some of the maps."""
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    assert start(alone, 3).wait() == 0
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace('"/out.safetensors"', "f\"/out{__import__('os').environ['RANK']}.safetensors\""))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    arguments = [str(shared), str(Path(__file__).parent), "3"]
+    subprocess.run([*command, *arguments], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)
+    whole = (alone / "out.safetensors").read_bytes()
+    assert (shared / "out0.safetensors").read_bytes() == whole
+    assert (shared / "out1.safetensors").read_bytes() == whole
+    assert len(list(shared.glob("train-*/*.safetensors"))) == 2
 
 
 def test_a_finished_run_is_not_trained_again(better, train, val, tmp_path):
