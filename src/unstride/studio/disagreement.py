@@ -30,13 +30,14 @@ class Disagreement:
     def add(self, p: Tensor, shift: tuple[int, int] | None = None) -> Tensor:
         if len(self.total) == 0:
             self.total, self.within, self.count = torch.zeros_like(p), torch.zeros_like(p[0]), torch.zeros_like(p[0])
-        sums = (self.total, self.within, self.count)
+        total, within, count = self.total, self.within, self.count
         if shift is not None:
             (y, x), (h, w) = shift, p.shape[-2:]
             p = p[:, : h - y, : w - x]
-            sums = tuple(t[..., y:, x:] for t in sums)  # type: ignore[assignment]
-        for t, value in zip(sums, (p, _entropy(p), 1.0), strict=True):
-            t += value
+            total, within, count = (t[..., y:, x:] for t in (total, within, count))
+        total += p
+        within += _entropy(p)
+        count += 1
         return (_entropy(self.total / self.count) - self.within / self.count).clamp(min=0)
 
 

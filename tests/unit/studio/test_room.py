@@ -1,0 +1,106 @@
+"""One computation at a time, nothing twice, and every refusal in words."""
+
+import gzip
+import io
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from studio_nets import photo, png, write_nets
+
+from unstride.errors import InputError
+from unstride.studio import Studio, room
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
+    return Studio(f"{write_nets(tmp_path_factory.mktemp('nets'))}:net")
+
+
+def told(answer: bytes) -> dict:
+    return json.loads(gzip.decompress(answer))
+
+
+def test_the_given_model_comes_first_with_pictures_to_try(studio: Studio) -> None:
+    catalogue = told(studio.catalogue())
+    specs = [m["spec"] for m in catalogue["models"]]
+    assert specs[0].endswith("nets.py:net")
+    assert "sample" in specs
+    for model in catalogue["models"]:
+        assert model["samples"]
+        assert all(s["data"].startswith("data:image/png;base64,") for s in model["samples"])
+
+
+def test_a_picture_is_computed_once(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = studio.look("0", png(photo(7)))
+    monkeypatch.setattr(room, "look", lambda *_: pytest.fail("computed again"))
+    assert studio.look("0", png(photo(7))) is first
+    assert told(first)["task"] == "classification"
+
+
+def test_old_answers_are_forgotten(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(room, "look", lambda *_: calls.append(1) or {})
+    monkeypatch.setattr(room, "KEPT", 2)
+    for seed in (20, 21, 22, 22, 21, 20):
+        studio.look("0", png(photo(seed)))
+    assert len(calls) == 4
+
+
+def test_computations_wait_for_each_other(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = [0], [0]
+    gate = threading.Event()
+
+    def slow(*_: object) -> dict:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        gate.wait(0.05)
+        inside[0] -= 1
+        return {}
+
+    monkeypatch.setattr(room, "look", slow)
+    threads = [threading.Thread(target=studio.look, args=("0", png(photo(seed)))) for seed in range(30, 36)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert most == [1]
+
+
+def test_who_waits_too_long_is_told(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "PATIENCE", 0.05)
+    with studio._lock, pytest.raises(room.Busy, match="still being computed"):
+        studio.look("0", png(photo(40)))
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", png(photo())[:200], b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"])
+def test_what_is_not_an_image_is_said_in_words(studio: Studio, body: bytes) -> None:
+    with pytest.raises(InputError, match=r"empty|cannot be read as an image") as caught:
+        studio.look("0", body)
+    assert "object at" not in str(caught.value)
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_unpacked(studio: Studio) -> None:
+    stream = io.BytesIO()
+    Image.new("1", (8000, 6000)).save(stream, "PNG")
+    assert len(stream.getvalue()) < 20_000
+    with pytest.raises(InputError, match="40 million pixels"):
+        studio.look("0", stream.getvalue())
+
+
+@pytest.mark.parametrize("key", ["99", "-1", "", "../../etc/passwd", "/etc/passwd", "0\0"])
+def test_only_what_is_in_the_lists_can_be_named(studio: Studio, key: str) -> None:
+    with pytest.raises(InputError, match="reload the page"):
+        studio.look(key, "0")
+    with pytest.raises(InputError, match="reload the page"):
+        studio.look("0", key)
+    with pytest.raises(InputError, match="reload the page"):
+        studio.layers(key)
+
+
+def test_layers_are_those_of_inspect(studio: Studio, tmp_path: Path) -> None:
+    layers = told(studio.layers("0"))
+    assert [(x["index"], x["rate"], x["map"]) for x in layers["layers"]] == [(1, [2, 2], [16, 16]), (2, [2, 2], [8, 8])]
+    assert layers["states"] == 16
