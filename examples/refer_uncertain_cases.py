@@ -1,9 +1,9 @@
 """Which cases should a person look at? The states of an image are second opinions: refer where they disagree.
 
-In medicine, inspection or moderation a wrong answer is worse than a referred case. `agreement` is the share of states that give
-the final class, `spread` how much they differ (mutual information, nats). They are compared with plain confidence on images of
-the embedded sample: which finds most errors differs from data to data, so compare on yours, and choose the threshold on cases
-that you do not report on.
+In medicine, inspection or moderation a wrong answer is worse than a referred case. `agreement` is the share of states
+that give the final class, `spread` how much they differ (mutual information, nats). They are compared with plain
+confidence on images of the embedded sample: which finds most errors differs from data to data, so compare on yours, and
+choose the threshold on cases that you do not report on.
 """
 
 import torch

@@ -1,5 +1,6 @@
 """What the examples in the docs may use without defining it: small, quick, the same each time."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,9 +14,7 @@ class Tiny(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = (3, 8, 8, 16, 16)
-        self.body = nn.Sequential(
-            *(nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in zip(widths, widths[1:], strict=False))
-        )
+        self.body = nn.Sequential(*(nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in pairwise(widths)))
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,7 +23,9 @@ DOCS = ROOT / "docs"
 MADE = ("coverage.md", "results.md", "macs.md")  # written by commands
 PAGES = sorted(p.name for p in DOCS.glob("*.md") if p.name not in MADE)
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("*.py"))
-FENCE = re.compile(r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<why>.*?) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     text = (DOCS / page).read_text(encoding="utf-8")
-    return [Block(m["kind"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["why"]) for m in FENCE.finditer(text)]
+    return [
+        Block(m["kind"], m["text"], text.count("\n", 0, m.start("text")) + 1, m["why"]) for m in FENCE.finditer(text)
+    ]
 
 
 def python(page: str) -> list[Block]:
@@ -74,7 +78,7 @@ def test_most_blocks_are_run() -> None:
 
 
 def commands(page: str) -> list[str]:
-    lines = [line for b in blocks(page) if b.kind == "bash" for line in b.text.splitlines()]
+    lines = [line for b in blocks(page) if b.kind == "bash" for line in b.text.replace("\\\n", " ").splitlines()]
     return [line for line in lines if re.search(r"(^|-m )unstride ", line)]
 
 
@@ -97,7 +101,9 @@ def test_command_lines_are_understood(page: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_examples_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
     threads = torch.get_num_threads()
@@ -151,4 +157,13 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "quick-start.html").read_text(encoding="utf-8")
     outside = re.findall(r'(?:src|rel="stylesheet" href)="(https?://[^"]+)"', page)
     assert not outside, outside
-    assert "better.explain" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert 'id="unstride.Enhanced.explain"' in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+
+
+def test_docstrings_are_laid_out() -> None:
+    pytest.importorskip("griffe", reason="pip install 'unstride[docs]' builds the pages")
+    layout = runpy.run_path(str(DOCS / "_tools" / "docstrings.py"))["layout"]
+    assert (
+        layout("A.\n\nExample:\n    f(x)\n    g(x)\n\nMore.") == "A.\n\nExample:\n\n```python\nf(x)\ng(x)\n```\n\nMore."
+    )
+    assert layout("A.\n\nname  text\n      goes on\nb, c  more").endswith("- `name`: text goes on\n- `b, c`: more")
