@@ -72,7 +72,9 @@ def write(result: Result, folder: Path) -> list[Path]:
 def picture(result: Result) -> Any:
     """A matplotlib Figure: lines, a scatter, or for a table ours and the paper's side by side."""
     draw = {"lines": _lines, "scatter": _scatter, "table": _dots}[result.exhibit.shape]
-    return draw(result)
+    figure = draw(result)
+    figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what was substituted goes with the picture
+    return figure
 
 
 def _grid(result: Result) -> Grid:
