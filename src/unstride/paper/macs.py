@@ -19,7 +19,7 @@ from unstride.tta import policies
 
 SPECS = {"ResNet18": "torchvision:resnet18", "MobileNetV2": "torchvision:mobilenet_v2"}
 GPS_VIEWS = 3
-_NORM = 4  # the paper's counter takes a batch norm for four MACs per element
+_NORM = 4  # MACs per element of a batch norm: inferred, with it the paper's plain figures come out to the digit
 _IMAGES = 1  # of noise; on those the search takes nearly the same way each time
 
 

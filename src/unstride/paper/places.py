@@ -125,6 +125,7 @@ TIMM = {
     "XCiT": "xcit_tiny_12_p16_224", "VOLO": "volo_d1_224", "PvTV2": "pvt_v2_b0",
     "Efficientformer": "efficientformer_l1",
 }  # fmt: skip
+# The paper names no variant of XCiT; this is the one nearest in size to the others.
 _SUFFIXES = (".safetensors", ".pth", ".pt")
 
 

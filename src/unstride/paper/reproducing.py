@@ -217,7 +217,7 @@ class Job:
             options["layers"] = tuple(range(run.span[0], count + 1 - run.span[1])) or (1,)
         if run.options["aggregate"] != "attention":
             return better.with_options(**options)
-        # The criterion decides which states training sees, but not what is trained: one attention for all criteria.
+        # One attention for all criteria: the paper does not say whether it trained one for each.
         key = (where, (run.align, run.span))
         if key not in self.fitted:
             self.fitted[key] = self._fit(run, better.with_options(**{**options, "criterion": "learned"}), key)

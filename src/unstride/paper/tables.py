@@ -7,7 +7,7 @@ from unstride.paper.exhibits import Cell, Exhibit, Run
 from unstride.paper.numbers import FOUR, MORE, NON_LEARNED_TOTALS, TTA_TOTALS, lines, number
 
 METHODS = {"GPS": "gps-shanmugam", "ClassTTA": "classtta", "AugTTA": "augtta", "MeanTTA": "mean", "MaxTTA": "max"}
-_GPS_POOL = 30  # the paper's GPS without ours is the same at every total: it takes 3 views of a fixed pool
+_GPS_POOL = 30  # our choice: the paper's GPS without ours is the same at every total, but it does not name the pool
 _WORDS = {"yes": True, "no": False}
 
 
