@@ -46,27 +46,17 @@ def missing() -> str:
 class Chrome:
     """One browser with an empty profile in `folder`; it ends with the block."""
 
-    def __init__(self, folder: Path, size: tuple[int, int] = (1280, 1000), dark: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         binary, driver = (next(filter(None, map(shutil.which, names))) for names in (BROWSERS, DRIVERS))
         self._log = (folder / "chromedriver.log").open("w+")
         self._process = subprocess.Popen([driver, "--port=0"], stdout=self._log, stderr=subprocess.STDOUT)
         try:
             self._root = f"http://127.0.0.1:{self._port(folder / 'chromedriver.log')}"
-            # A dark page is asked for with Chromium's own switch: it answers prefers-color-scheme.
-            flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}", f"--window-size={size[0]},{size[1]}"]
-            flags += ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+            flags = [*FLAGS, f"--user-data-dir={folder / 'profile'}"]
             options = {"args": flags, "binary": binary}
             wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
             self._session = f"/session/{made['sessionId']}"
-            if size[0] < 500:  # a window cannot be that narrow, a telephone can
-                self.command(
-                    "Emulation.setDeviceMetricsOverride",
-                    width=size[0],
-                    height=size[1],
-                    deviceScaleFactor=2,
-                    mobile=True,
-                )
         except BaseException:
             self.close()
             raise
@@ -87,6 +77,14 @@ class Chrome:
     # -- what a test does
     def open(self, url: str) -> None:
         self._ask("POST", f"{self._session}/url", {"url": url})
+
+    def window(self, width: int, height: int, dark: bool = False) -> None:
+        """Any size, also narrower than a window can be, and what the reader prefers."""
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme])
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a piece of JavaScript returns."""

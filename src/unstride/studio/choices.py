@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 
 from PIL import Image
 
@@ -35,8 +36,9 @@ class Sample:
 
 
 def offered(given: Loaded | None = None) -> list[Choice]:
-    """The given model first, then those whose weights are on this machine."""
-    out = [] if given is None else [Choice(given.spec, f"weights: {given.weights}", lambda: given)]
+    """The given model first (of a file, not the folder it is in), then those whose weights are on this machine."""
+    name = "" if given is None else Path(given.spec).name if ".py:" in given.spec else given.spec
+    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given)]
     known = [
         ("sample", "garments, embedded", _embedded(sample.CLASSIFIER_FILE)),
         ("sample-segmentation", "scenes of garments, embedded", _embedded(sample.SEGMENTER_FILE)),

@@ -62,7 +62,6 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
     told = _segmented(plan, p, answers, loaded) if segmenting else _classified(plan, p, answers, loaded, x)
     return {
         "task": better.task,
-        "model": loaded.spec,
         "image": {"width": view.width, "height": view.height, "data": _picture(view)},
         "layers": layers(plan, wide.options(plan).layers),
         "tree": [{"index": n.index, "parent": n.parent, "layer": n.layer, "depth": n.depth} for n in rows(p)],

@@ -78,7 +78,7 @@ class Studio:
         def compute() -> dict[str, Any]:
             loaded, better = self._model(model)
             plan = better.prepare(loaded.example())
-            return {"model": loaded.spec, "task": better.task, **layers(plan, better.options(plan).layers)}
+            return {"task": better.task, **layers(plan, better.options(plan).layers)}
 
         return self._once(("layers", model), compute)
 

@@ -34,7 +34,7 @@ export function tree(place, data, budget) {
   const rates = data.layers.layers.map((layer) => layer.rate);
   const glyph = 17, line = 26, top = 24;
   const small = rates.every(([y, x]) => y <= 4 && x <= 4);
-  const selection = width < 520 ? 0 : small ? rates.length * glyph + 16 : rates.length * 30 + 16;
+  const selection = width < 520 ? 0 : Math.max(72, rates.length * (small ? glyph : 30) + 16);
   const weight = width < 400 ? 0 : 92;
   const value = width - selection - weight - 10; // where a state's own confidence ends
   const deepest = Math.max(1, ...data.tree.map((node) => node.depth));
@@ -268,9 +268,11 @@ export class Pictures {
 
 // -- layers
 
+const macs = (count) => (count < 1e8 ? `${(count / 1e6).toPrecision(2)} MMACs` : `${(count / 1e9).toFixed(2)} GMACs`);
+
 export function layers(rows, note, leftOut, report) {
   const [height, width] = report.image;
-  note.textContent = `${report.layers.length} subsampling layers, ${report.states.toLocaleString("en")} states at ${height}x${width}; a plain forward (${(report.macs / 1e9).toFixed(2)} GMACs) uses one of them. A later layer costs less to look at again.`;
+  note.textContent = `${report.layers.length} subsampling layers, ${report.states.toLocaleString("en")} states at ${height}x${width}; a plain forward (${macs(report.macs)}) uses one of them. A later layer costs less to look at again.`;
   rows.replaceChildren(...report.layers.map((layer) => {
     const [ry, rx] = layer.rate;
     const grid = element("span", { class: "grid", "aria-hidden": "true", style: { gridTemplateColumns: `repeat(${Math.min(rx, 4)}, auto)` } },

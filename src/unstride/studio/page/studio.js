@@ -106,7 +106,9 @@ async function show(data) {
   const classes = data.task === "classification";
   at("bars-title").textContent = classes ? "Plain against enhanced: probability" : "Plain against enhanced: share of the pixels";
   at("strip-part").hidden = !classes;
-  now.pictures = new draw.Pictures(at("pictures"), data, photo);
+  const place = at(classes ? "pictures" : "pictures-wide"); // five pictures want the whole width
+  at(classes ? "pictures-wide" : "pictures").replaceChildren();
+  now.pictures = new draw.Pictures(place, data, photo);
   at("tree-note").textContent = "Best first: the most confident state is changed at its next searched layer (L). Larger dots are more confident; the newest are shaded.";
   const slider = at("budget");
   slider.max = data.states.length;
