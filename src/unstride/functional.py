@@ -4,25 +4,21 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from unstride.positions import is_pointwise, op_name
+
 # Ops whose result never shares memory with an input, beside the element-wise ones. What is not listed may be a view.
-_FRESH = {
-    *(
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "conv_transpose2d",
-        "convolution",
-        "linear",
-        "matmul",
-        "bmm",
-        "mm",
-        "addmm",
-        "baddbmm",
-    ),
-    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "softmax", "scaled_dot_product_attention", "einsum"),
-    *("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "sum", "amax", "amin"),
-    *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "cat", "stack", "clone"),
+_FRESH = {"conv1d", "conv2d", "conv3d", "conv_transpose2d", "convolution", "linear", "matmul", "bmm", "mm", "addmm"}
+_FRESH |= {
+    "batch_norm",
+    "layer_norm",
+    "group_norm",
+    "instance_norm",
+    "softmax",
+    "scaled_dot_product_attention",
+    "einsum",
 }
+_FRESH |= {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "sum", "amax", "amin"}
+_FRESH |= {"upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "cat", "stack", "clone", "baddbmm"}
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
@@ -53,26 +49,22 @@ def _mutates(n: Node) -> bool:
     return isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
 
 
-def _name(n: Node) -> str:
-    return str(n.target.overloadpacket).removeprefix("aten.") if isinstance(n.target, torch._ops.OpOverload) else ""
-
-
 def _fresh(n: Node) -> bool:
     if not isinstance(n.target, torch._ops.OpOverload):
         return False
     if _mutates(n):
         return _twin(n) is not None
-    pointwise = torch.Tag.pointwise in n.target.tags and all(r.alias_info is None for r in n.target._schema.returns)
-    return pointwise or _name(n) in _FRESH
+    pointwise = is_pointwise(n) and all(r.alias_info is None for r in n.target._schema.returns)
+    return pointwise or op_name(n) in _FRESH
 
 
 def _twin(n: Node) -> torch._ops.OpOverload | None:
     """relu_.default -> relu.default"""
     assert isinstance(n.target, torch._ops.OpOverload)
-    name = _name(n)
+    name = op_name(n)
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
     twin = getattr(packet, n.target._overloadname, None) if packet is not None else None
-    if not isinstance(twin, torch._ops.OpOverload) or torch.Tag.pointwise not in n.target.tags:
+    if not isinstance(twin, torch._ops.OpOverload) or not is_pointwise(n):
         return None
     theirs, ours = twin._schema.arguments, n.target._schema.arguments
     return twin if [a.name for a in theirs] == [a.name for a in ours] else None

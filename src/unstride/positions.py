@@ -176,5 +176,23 @@ def op_name(n: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+# Element-wise ops that torch does not tag as such.
+_POINTWISE = {
+    "hardswish",
+    "prelu",
+    "log_sigmoid",
+    "masked_fill",
+    "where",
+    "fill",
+    "rsub",
+    "divide",
+    "multiply",
+    "subtract",
+}
+_POINTWISE |= {"negative", "absolute", "true_divide", "hardswish_"}
+
+
 def is_pointwise(n: Node) -> bool:
-    return isinstance(n.target, torch._ops.OpOverload) and torch.Tag.pointwise in n.target.tags
+    if not isinstance(n.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in n.target.tags or op_name(n) in _POINTWISE
