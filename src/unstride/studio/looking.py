@@ -30,7 +30,7 @@ from unstride.studio.disagreement import Disagreement, evidence, moved
 from unstride.tasks import Plan
 
 BUDGET = 30
-SIDE = 320  # a segmenter without a size of its own gets images no longer than this: the page answers in seconds
+SIDE = 320  # a model without a size of its own gets images no longer than this: the page answers in seconds
 MAPS_BYTES = 1 << 30  # what the logit maps of all states and budgets may take together
 TOP = 6
 
@@ -45,7 +45,7 @@ def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
 def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]:
     """Search once to the highest budget; a search to 30 has visited the search to 4."""
     segmenting = better.task == "segmentation"
-    if segmenting and loaded.preprocess.resize is None and loaded.preprocess.crop is None:
+    if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
     x = loaded.preprocess(image)[None]

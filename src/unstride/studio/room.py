@@ -23,7 +23,9 @@ from unstride.studio.looking import BUDGET, layers, look
 
 UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
+LONGEST = 20  # times as long as wide: a strip of one pixel would be blown up beyond all memory
 KEPT = 24  # answers that are remembered
+SIZES = 8  # image sizes that a model stays prepared for
 PATIENCE = 120.0  # seconds that a question waits for the one before it
 
 
@@ -104,7 +106,7 @@ class Studio:
             raise InputError(f"there is no model {model[:20]!r} in the list; reload the page")
 
     def _model(self, key: str) -> tuple[Loaded, Enhanced]:
-        if key not in self._ready:
+        if key not in self._ready or len(self._ready[key][1]._plans) > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
             self._ready[key] = loaded, enhance(loaded.model, loaded.example(), BUDGET, task=task)
@@ -133,13 +135,16 @@ def _uploaded(body: bytes) -> Image.Image:
     if not body:
         raise InputError("the file is empty")
     try:
-        return open_image(body, max_pixels=UPLOAD_PIXELS)
+        image = open_image(body, max_pixels=UPLOAD_PIXELS)
     except DataError as error:
         if "more than the limit" in str(error):
             raise InputError(
                 f"the image has more than the {UPLOAD_PIXELS // 1_000_000} million pixels that are allowed here"
             ) from error
         raise InputError("the file cannot be read as an image: it is damaged, or not an image") from error
+    if max(image.size) > LONGEST * min(image.size):
+        raise InputError(f"the image has {image.width}x{image.height} pixels; at most {LONGEST} to 1 is allowed here")
+    return image
 
 
 def _thumbnail(image: Image.Image) -> str:

@@ -135,7 +135,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.FORBIDDEN, f"this page is at {self.server.url}, not under the name you asked for")
         origin = self.headers.get("Origin")
         foreign = origin is not None and urlsplit(origin).netloc != self.headers.get("Host")
-        if foreign or self.headers.get("Sec-Fetch-Site", "none") == "cross-site":
+        foreign |= self.headers.get("Sec-Fetch-Site") == "cross-site"
+        if foreign and self.path != "/":  # a link to the page is fine
             raise _Refused(HTTPStatus.FORBIDDEN, "another site may not use this page")
 
     def _asked(self) -> tuple[str, dict[str, str]]:

@@ -16,8 +16,9 @@ from unstride import models
 from unstride.answers import class_map, probabilities
 from unstride.images import Preprocess
 from unstride.models import Loaded
+from unstride.states import State
 from unstride.studio import looking
-from unstride.studio.disagreement import Disagreement
+from unstride.studio.disagreement import Disagreement, moved
 from unstride.studio.looking import look
 
 
@@ -109,6 +110,14 @@ def test_segmentation_maps_are_the_enhanced_models_maps(tmp_path: Path) -> None:
     assert data["agreement"][0] == 1
     assert not maps(data["heat"])[0].any()
     assert maps(data["heat"])[-1].any()
+
+
+def test_a_states_own_map_is_laid_where_it_belongs(tmp_path: Path) -> None:
+    _, better, x = looked(tmp_path, "segmenter", photo(1, (64, 48)))
+    plan = better.prepare(x)
+    assert moved(plan, State(((0, 0), (0, 0))), (64, 48)) == (0, 0)
+    assert moved(plan, State(((1, 0), (0, 1))), (64, 48)) == (1, 2)  # the second layer moves by twice as much
+    assert moved(plan, State(((1, 0), (1, 1))), (32, 24)) == (2, 1)  # at half the size, half as far (1.5 is 2)
 
 
 def test_a_long_search_over_large_maps_is_cut_to_what_memory_allows(

@@ -90,6 +90,18 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_unpacked(studio: St
         studio.look("0", stream.getvalue())
 
 
+def test_a_strip_that_resizing_would_blow_up_is_refused(studio: Studio) -> None:
+    with pytest.raises(InputError, match="at most 20 to 1"):
+        studio.look("0", png(Image.new("RGB", (60_000, 2))))
+
+
+def test_a_model_forgets_sizes(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = studio._model("0")
+    assert studio._model("0") is first
+    monkeypatch.setattr(room, "SIZES", 0)
+    assert studio._model("0") is not first
+
+
 @pytest.mark.parametrize("key", ["99", "-1", "", "../../etc/passwd", "/etc/passwd", "0\0"])
 def test_only_what_is_in_the_lists_can_be_named(studio: Studio, key: str) -> None:
     with pytest.raises(InputError, match="reload the page"):

@@ -140,6 +140,7 @@ def test_other_sites_may_not_use_it(server: StudioServer) -> None:
         assert error_of(ask(server, "POST", path, b"", {"Origin": origin}))[0] == 403
     assert error_of(ask(server, "GET", "/api/models", None, {"Sec-Fetch-Site": "cross-site"}))[0] == 403
     assert ask(server, "POST", path, b"", {"Origin": f"http://127.0.0.1:{port}"})[0] == 200
+    assert ask(server, "GET", "/", None, {"Sec-Fetch-Site": "cross-site"})[0] == 200  # but may link to it
 
 
 def test_uploads_have_a_limit(server: StudioServer, monkeypatch: pytest.MonkeyPatch) -> None:
