@@ -21,7 +21,7 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class OptionA(nn.Module):
-    """The parameter-free shortcut of He et al. for CIFAR: every second pixel, channels padded with zeros on both sides."""
+    """The parameter-free shortcut of He et al. for CIFAR: every second pixel, zero channels on both sides."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()

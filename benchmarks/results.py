@@ -1,7 +1,7 @@
-"""Measure the procedure on real third-party networks: `python -m benchmarks.results --assets DIR` writes docs/results.md.
+"""Measure the procedure on real third-party networks: `python -m benchmarks.results --assets DIR` makes a page.
 
-Every pass (one network, one set of options) is cached batch by batch under `--cache`, so a killed run goes on where it was, and the
-page is rendered from what is there. `--only NAME` runs some passes now and leaves the others to later.
+Every pass (one network, one set of options) is cached batch by batch under `--cache`, so a killed run goes on where it
+was. `--only NET:CONFIG ...` runs and shows some passes only.
 """
 
 import argparse
@@ -112,10 +112,18 @@ def _fit(better: unstride.Enhanced, bench: Bench, path: Path) -> None:
 def row(p: Pass, plain: Pass, budget: int) -> str:
     reference, mine = score(plain.logits[1], plain.labels), score(p.logits[budget], p.labels)
     s, gain = summarise(mine), compare(reference, mine)
-    return (
-        f"| {p.net} (n = {len(p.labels)}) | {budget} | {100 * s.top1:.2f} | {s.nll:.4f} | {100 * s.ece:.2f} | {gain.corrected} / {gain.corrupted} | "
-        f"{100 * gain.gain:+.2f} [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}] | {gain.verdict} | {p.mean_cost(budget):.2f} |"
-    )
+    cells = [
+        f"{p.net} (n = {len(p.labels)})",
+        str(budget),
+        f"{100 * s.top1:.2f}",
+        f"{s.nll:.4f}",
+        f"{100 * s.ece:.2f}",
+        f"{gain.corrected} / {gain.corrupted}",
+        f"{100 * gain.gain:+.2f} [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]",
+        gain.verdict,
+        f"{p.mean_cost(budget):.2f}",
+    ]
+    return "| " + " | ".join(cells) + " |"
 
 
 HEAD = (
@@ -125,7 +133,7 @@ HEAD = (
 
 
 def stopped(p: Pass, threshold: float) -> tuple[float, float]:
-    """Accuracy and mean cost with `Confident(p)`: an image ends at the first expansion that makes its answer sure enough."""
+    """Accuracy and mean cost with `Confident(p)`: an image ends at the first expansion that makes it sure enough."""
     budgets = sorted(p.logits)
     final, cost = p.logits[budgets[-1]].clone(), p.cost[budgets[-1]].clone()
     done = torch.zeros(len(final), dtype=torch.bool)
@@ -143,8 +151,8 @@ def render(found: dict[tuple[str, str], Pass], limit: int | None) -> str:
         "# Results on real networks",
         "",
         "",
-        "Nothing was tuned on the test images. Intervals are paired bootstrap intervals over images; MACs include every state,",
-        "the head and the search, as a multiple of one plain forward.",
+        "Nothing was tuned on the test images. Intervals are paired bootstrap intervals over images; MACs count every state,",
+        "as a multiple of one plain forward.",
         "",
         "## Learning-free, default options",
         "",

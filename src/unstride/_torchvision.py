@@ -1,8 +1,8 @@
 """One place for a known trap: a torchvision wheel whose compiled part does not fit the installed torch.
 
-Importing it then fails with "operator torchvision::nms does not exist". None of unstride's work needs those operators, only
-their schemas, so they are declared before the import. `unstride/__init__.py` calls this once; import order then does not matter
-for anything imported after unstride.
+Importing it then fails with "operator torchvision::nms does not exist". None of unstride's work needs those operators,
+only their schemas, so they are declared before the import. `unstride/__init__.py` calls this once; import order then
+does not matter for anything imported after unstride.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Best-first search over states (Algorithm 1), one image at a time: told scores, it asks for states. No tensors here."""
+"""Best-first search over states (Algorithm 1), one image at a time: told scores, it asks for states. No tensors."""
 
 import random
 from collections.abc import Sequence

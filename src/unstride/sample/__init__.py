@@ -38,6 +38,7 @@ __all__ = [
 
 CLASSIFIER_FILE = "classifier.safetensors"
 SEGMENTER_FILE = "segmenter.safetensors"
+AGGREGATION_FILE = "aggregation.safetensors"
 
 _Net = TypeVar("_Net", bound=nn.Module)
 

@@ -1,4 +1,4 @@
-"""Makes everything in `files/`: trains both networks on Fashion-MNIST and writes them with their test samples.
+"""Makes everything in `files/` from Fashion-MNIST: both networks, the learned aggregation, and the test samples.
 
     apt-get install dataset-fashion-mnist
     python -m unstride.sample.train                  # about an hour on one core
@@ -18,11 +18,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unstride.sample import CLASSIFIER_FILE, SEGMENTER_FILE, preprocess_classification, preprocess_segmentation
+from unstride.sample import (
+    AGGREGATION_FILE,
+    CLASSIFIER_FILE,
+    SEGMENTER_FILE,
+    preprocess_classification,
+    preprocess_segmentation,
+)
 from unstride.sample.data import (
     CLASSIFICATION_FILE,
     SCENE_CLASSES,
@@ -39,7 +45,8 @@ SEED = 1
 TEST_IMAGES = 2500  # the first of the official test set
 TEST_SCENES, TEST_SCENE_SEED = 240, 7  # composed from the whole official test set
 TRAIN_SCENES, TRAIN_SCENE_SEED = 16000, 1  # composed from the training images
-STEPS = ("samples", "classification", "segmentation")
+STEPS = ("samples", "classification", "segmentation", "aggregation")
+FIT_IMAGES = 3500  # of the images set aside; the others validate
 
 
 def write_samples(data: FashionMNIST, out: Path) -> None:
@@ -95,6 +102,26 @@ def train_segmentation(data: FashionMNIST, out: Path, epochs: int = 12) -> None:
         out / SEGMENTER_FILE,
         {"held_out_miou": held_out(), "test_miou": _mean_iou(model, *compose_test_scenes(data))},
     )
+
+
+def fit_aggregation(data: FashionMNIST, out: Path, epochs: int = 20) -> None:
+    """The learned aggregation of the classifier in `out`, fitted on images that the classifier has not seen."""
+    import unstride
+
+    model = Classifier()
+    model.load_state_dict(load_file(out / CLASSIFIER_FILE))
+    images, labels = data.fit_images, torch.from_numpy(data.fit_labels)
+
+    def loader(part: slice) -> list[tuple[Tensor, Tensor]]:
+        x, y = preprocess_classification(images[part]), labels[part]
+        return list(zip(x.split(100), y.split(100), strict=True))
+
+    better = unstride.enhance(model.eval(), loader(slice(0, 1))[0][0], budget=10)
+    report = unstride.fit(
+        better, loader(slice(0, FIT_IMAGES)), loader(slice(FIT_IMAGES, None)), epochs=epochs, seed=SEED, show=False
+    )
+    better.with_options(aggregate="attention", criterion="learned").save(out / AGGREGATION_FILE)
+    print(f"{AGGREGATION_FILE}: {report}", flush=True)
 
 
 def _seeded() -> np.random.Generator:
@@ -201,6 +228,8 @@ def main() -> None:
         train_classification(data, options.out)
     if options.only in (None, "segmentation"):
         train_segmentation(data, options.out)
+    if options.only in (None, "aggregation"):
+        fit_aggregation(data, options.out)
 
 
 if __name__ == "__main__":
