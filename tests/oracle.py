@@ -327,9 +327,10 @@ def _pair(v: Any) -> list[int]:
 
 
 @contextlib.contextmanager
-def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, used: set[Place]) -> Iterator[None]:
-    """Modules that merge patches by reshaping: their input is moved, zeros at the far end."""
-    handles = []
+def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, mover: "Mover") -> Iterator[None]:
+    """Modules that merge 2x2 patches by reshaping: their input is moved, zeros at the far end."""
+    handles: list[Any] = []
+    after: dict[nn.Module, Moved] = {}
     modules = dict(model.named_modules())
     for place, layer in layer_of.items():
         path, kind, nth = place
@@ -343,11 +344,17 @@ def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, used
             raise NoOracle(f"{path} merges patches {nth + 1} times")
 
         def hook(m: nn.Module, args: Any, place: Place = place, layer: int = layer, dims: Any = dims) -> Any:
-            used.add(place)
+            mover.used.add(place)
             s = state.selections[layer - 1]
+            here = mover.where(args[0])
+            by = (here.by[0] + s[0] * here.spacing[0], here.by[1] + s[1] * here.spacing[1])
+            after[m] = Moved(by, (2 * here.spacing[0], 2 * here.spacing[1]))
             return (move(args[0], s, dims), *args[1:])
 
-        handles.append(module.register_forward_pre_hook(hook))
+        def lies(m: nn.Module, args: Any, out: Any) -> None:
+            mover.moved[out] = after.pop(m)
+
+        handles += [module.register_forward_pre_hook(hook), module.register_forward_hook(lies)]
     try:
         yield
     finally:
@@ -369,7 +376,7 @@ def run(model: nn.Module, images: Tensor, state: Any, layer_of: dict[Place, int]
     """What the model returns for `state`, where `layer_of` says which strided ops belong to which layer."""
     modules, pads = Modules(model), Pads()
     mover = Mover(modules, pads, layer_of, state)
-    with torch.no_grad(), moving_inputs(model, layer_of, state, mover.used), modules.watch(), pads, mover:
+    with torch.no_grad(), moving_inputs(model, layer_of, state, mover), modules.watch(), pads, mover:
         mover.moved[images] = Moved()
         out = model(images)
     missing = set(layer_of) - mover.used

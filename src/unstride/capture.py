@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised
@@ -153,6 +154,12 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
         raise CaptureError(
             "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
         )
+    for n in fx.nodes:
+        if free_unbacked_symbols(n.meta.get("val")):
+            raise CaptureError(
+                f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
+                "Wrap the part that gives outputs of a fixed size."
+            )
     return Graph(
         fx=fx,
         image=image,

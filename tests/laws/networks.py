@@ -217,9 +217,9 @@ def block(options: tuple[Any, ...], extent: tuple[int, int]) -> nn.Module:
 
         def shuffle(m: nn.Module, x: Tensor) -> Tensor:
             a, b = x.chunk(2, 1)
-            return torch.stack([a, m.half(b)], 2).flatten(1, 2)
+            return torch.stack([a, m.branch(b)], 2).flatten(1, 2)
 
-        return Fn(shuffle, half=nn.Conv2d(C // 2, C // 2, 3, 1, 1))
+        return Fn(shuffle, branch=nn.Conv2d(C // 2, C // 2, 3, 1, 1))
     if kind == "window":
         return Fn(_window, mix=nn.Linear(C, C))
     if kind == "reduced":
