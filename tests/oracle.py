@@ -164,6 +164,8 @@ class Mover(TorchDispatchMode):
         return _swap(args, swap)
 
     def place(self, out: Tensor, x: Tensor, s: tuple[int, int], rate: tuple[float, float]) -> None:
+        if x not in self.moved:  # where it lies was lost on the way, so it cannot be said to lie elsewhere than others
+            return
         here = self.where(x)
         by = tuple(here.by[a] + s[a] * here.spacing[a] for a in (0, 1))
         if out.ndim != 4 or (out.shape[2] == 1 and out.shape[3] == 1 and max(rate) > 1):
@@ -177,6 +179,8 @@ class Mover(TorchDispatchMode):
             out = func(*args, **kwargs)
             if x.ndim == 4:
                 self.place(out, x, (0, 0), (1 / stride[0], 1 / stride[1]))
+            else:
+                self.inherit(out, args[:1])
             return out
         s = self.pick("conv") if max(stride) > 1 else None
         out = func(*args, **kwargs)
