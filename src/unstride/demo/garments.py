@@ -57,7 +57,7 @@ def classification(say: Say) -> tuple[Any, list[Block]]:
             results[method].append(result(method, b, cost, gain, accuracy=total.top1, nll=total.nll, ece=total.ece))
             measured[method].append(Measured(b, total.top1, base + gain.low, base + gain.high, cost))
         say(f"timing, {method}")
-        time_ratios(results[method], better, model, x[:64])
+        time_ratios(results[method], better, model, x[:32])
         blocks.append(results_table(results[method], COLUMNS))
     blocks += charts("accuracy", measured, "Bars: 95 % interval of the gain over the plain network. Dotted: plain.")
     best = found.get("learned", found["learning-free"])
