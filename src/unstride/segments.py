@@ -63,7 +63,7 @@ class Cutter:
     def _fold(self, n: Node, value: Any) -> None:
         self.folded[n] = value
         if isinstance(value, Tensor):
-            self.root.register_buffer(n.name, value, persistent=False)
+            self.root.register_buffer(_attribute(n), value, persistent=False)
 
     def _kind(self, n: Node) -> str:
         if isinstance(n.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat):
@@ -167,7 +167,7 @@ class _Builder:
         kind = self.c.kind[n]
         if kind == "static":
             folded = self.c.folded[n]
-            self.env[n] = self.out.get_attr(n.name) if isinstance(folded, Tensor) else folded
+            self.env[n] = self.out.get_attr(_attribute(n)) if isinstance(folded, Tensor) else folded
         elif kind == "size":
             self.env[n] = self._size(sympy.sympify(n.meta["val"].node.expr))
         else:  # sized: depends on the number of rows alone, so each segment makes its own
@@ -241,6 +241,11 @@ class _Builder:
             ceil=bool(args[4]),
         )
         return self._module(pool, (prepared, self.states))
+
+
+def _attribute(n: Node) -> str:
+    """Where a constant is kept; fx names such as `to` or `half` are taken by nn.Module."""
+    return f"constant_{n.name}"
 
 
 def _reads(n: Node, moves: dict[Node, Shift]) -> list[Node]:

@@ -244,3 +244,20 @@ def test_values_can_be_kept_only_where_an_image_keeps_its_rows_together() -> Non
         else:
             with pytest.raises(CaptureError, match="mixes the images"):
                 Engine(net.graph, net.found, [folded])
+
+
+def test_constants_may_be_called_like_methods() -> None:
+    """A cast of a constant becomes a node called `to`, which a module has already."""
+
+    class Casts(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bias", torch.randn(5).half())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.bias.to(x.dtype)
+
+    x = torch.randn(2, 3, 16, 16)
+    net = Net.of(Casts().eval(), x[:1])
+    assert any(n.name == "to" for n in net.graph.nodes)
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-5)
