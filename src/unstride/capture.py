@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import io
+import logging
 import operator
 import warnings
 from collections.abc import Iterator
@@ -115,10 +117,22 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
     return graph
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export prints whole graphs when it fails; what the user needs is in our error."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
 def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
             return functional(program)
