@@ -19,7 +19,7 @@ import unstride
 from benchmarks.nets import Bench, cifar, imagenet
 from unstride.evaluation.metrics import compare, score, summarise
 from unstride.fitting import fit
-from unstride.policies import select_states
+from unstride.selecting import select_states
 
 METHODS = {
     "entropy (learning-free)": {"aggregate": "entropy", "criterion": "entropy"},

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from unstride import data, models, tta
     from unstride.evaluation import evaluate
     from unstride.fitting import fit
-    from unstride.policies import fixed, select_states
     from unstride.saving import load
+    from unstride.selecting import fixed, select_states
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,9 +47,9 @@ __all__ = [
 _LATER = {
     "evaluate": "unstride.evaluation",
     "fit": "unstride.fitting",
-    "fixed": "unstride.policies",
+    "fixed": "unstride.selecting",
     "load": "unstride.saving",
-    "select_states": "unstride.policies",
+    "select_states": "unstride.selecting",
 }
 
 
