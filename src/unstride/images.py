@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from unstride import _torchvision
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, InputError, OptionError
 
 _torchvision.ensure_importable()
 from torchvision.transforms import InterpolationMode  # noqa: E402
@@ -63,13 +63,18 @@ def _indices(image: Image.Image, name: str) -> Array:
 
 
 def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Image.Image, str], _T]) -> _T:
-    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
-    if not isinstance(source, bytes) and not Path(source).is_file():
-        raise DataError(f"{name}: no such image file")
+    if isinstance(source, bytes):
+        name, stream = f"an image given as {len(source):,} bytes", io.BytesIO(source)
+    elif isinstance(source, str | Path):
+        name, stream = str(source), None
+        if not Path(source).is_file():
+            raise DataError(f"{name}: no such image file")
+    else:
+        raise InputError(f"an image comes as a path or as the bytes of a file, not as {type(source).__name__}")
     Image.init()
     formats = [known for known in _FORMATS if known in Image.OPEN]
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as image:
+        with Image.open(stream or source, formats=formats) as image:
             if image.width * image.height > max_pixels:
                 raise DataError(
                     f"{name}: {image.width} x {image.height} pixels are more than the limit of {max_pixels}; "
@@ -79,6 +84,9 @@ def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Imag
             return finish(image, name)
     except DataError:
         raise
+    except UnidentifiedImageError as error:  # its own words name a stream's address in memory
+        known = ", ".join(formats)
+        raise DataError(f"{name}: cannot be read as an image; it is damaged, or not one of {known}") from error
     except Exception as error:  # decoders raise nearly anything on a damaged file
         reason = str(error).strip() or type(error).__name__
         raise DataError(f"{name}: cannot be read as an image ({reason}); it is damaged, or not an image") from error

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unstride.errors import DataError
-from unstride.images import find_images, open_image
+from unstride.errors import DataError, InputError
+from unstride.images import find_images, open_image, open_mask
 
 
 def saved(image, kind="PNG", **options):
@@ -140,6 +140,15 @@ def test_what_is_no_image(tmp_path):
         open_image(tmp_path / "absent.png")
     with pytest.raises(DataError):
         open_image(tmp_path)
+
+
+@pytest.mark.parametrize("opened", [open_image, open_mask])
+def test_bad_bytes_are_named_by_their_number_and_not_by_an_address_in_memory(opened):
+    with pytest.raises(DataError, match=r"an image given as 5 bytes: cannot be read as an image; .*PNG") as caught:
+        opened(b"hello")
+    assert " at 0x" not in str(caught.value)
+    with pytest.raises(InputError, match="a path or as the bytes of a file, not as BytesIO"):
+        opened(io.BytesIO(b"hello"))
 
 
 def test_decompression_bombs_are_refused_before_decoding():
