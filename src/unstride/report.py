@@ -74,12 +74,13 @@ class Report:
 
 
 def inspect(model: nn.Module, example: Tensor) -> Report:
-    """What `model` subsamples at the example's image size.
+    """What `model` subsamples at the example's image size; NothingToSubsample where that is nothing.
 
     Example: `print(unstride.inspect(model, torch.randn(1, 3, 224, 224)))`.
     """
     graph = capture(model, example)
     found = find_layers(graph)
+    found.require_layers()
     leaf = next(leaf for leaf in graph.leaves if isinstance(leaf, Node))
     node = feature_node(graph, found, leaf)
     grid = found.grid(node) if node is not None else None

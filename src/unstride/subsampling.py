@@ -8,6 +8,7 @@ from typing import Any
 from torch.fx import Node
 
 from unstride.capture import Graph
+from unstride.errors import NothingToSubsample
 from unstride.grids import Grid, grid_of
 from unstride.positions import Lost, Pos, Site, Trace, Window, has_axis, op_name
 from unstride.states import StateSpace
@@ -82,6 +83,15 @@ class Subsampling:
     def grid(self, node: Node) -> Grid | None:
         pos = self.trace.pos.get(node)
         return grid_of(pos) if isinstance(pos, Pos) else None
+
+    def require_layers(self) -> None:
+        """Raises NothingToSubsample, with every reason there is, where the model has no layer."""
+        if not self.layers:
+            reasons = [f"{x.op}: {x.reason}" for x in self.left_out]
+            reasons += [f"{u}; strided ops after it cannot be used" for u in self.unknown]
+            more = [f"and {len(reasons) - 8} more"] if len(reasons) > 8 else []
+            why = "; ".join(reasons[:8] + more) or "no strided op leads to a map that the output is made from"
+            raise NothingToSubsample(f"this model throws nothing away that could be moved ({why}). Use it as it is.")
 
 
 class _Groups:

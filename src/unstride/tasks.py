@@ -11,7 +11,7 @@ from torch.fx import Node
 from unstride.align import Offset, from_map, to_map
 from unstride.capture import Graph
 from unstride.engine import Engine
-from unstride.errors import CaptureError, NothingToSubsample, OptionError
+from unstride.errors import CaptureError, OptionError
 from unstride.grids import Grid
 from unstride.positions import op_name
 from unstride.segments import Segment, _ancestors_until
@@ -75,9 +75,7 @@ class Plan:
 
 def make_plan(graph: Graph, found: Subsampling, task: str, space: str | None, max_bytes: int) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
-    if not found.layers:
-        left = "; ".join(f"{x.op}: {x.reason}" for x in found.left_out[:4]) or "no strided op was found"
-        raise NothingToSubsample(f"this model throws nothing away that could be moved ({left}). Use it as it is.")
+    found.require_layers()
     leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
     if task == "classification":
         main = _classification_leaf(graph, found, leaves)
