@@ -89,21 +89,9 @@ def _changed(scenes: Any, truth: Tensor, plain: Tensor, better: Tensor) -> tuple
     order = sorted(range(len(right)), key=lambda k: -right[k])
     chosen = [(k, "corrected") for k in order[:EXAMPLES] if right[k] > 0]
     chosen += [(k, "corrupted") for k in order[::-1][:EXAMPLES] if right[k] < 0]
-    return tuple(
-        Thumbnail(_strip(scenes[k], truth[k], plain[k], better[k]), f"scene {k}: {right[k]:+d} pixels right", mark)
-        for k, mark in chosen
-    )
-
-
-def _strip(scene: Any, truth: Tensor, plain: Tensor, better: Tensor) -> Image.Image:
-    picture = Image.fromarray(scene)
-    seen = [plots.overlay(picture, np.asarray(m), sample.SCENE_CLASSES, CLASSES) for m in (truth, plain, better)]
-    change = np.repeat((np.asarray(scene) // 3)[..., None], 3, 2)
-    change[np.asarray((plain != truth) & (better == truth))] = (255, 255, 255)
-    change[np.asarray((plain == truth) & (better != truth))] = (220, 40, 40)
-    tiles = [picture.convert("RGB"), *seen, Image.fromarray(change)]
-    step = picture.width + 3
-    strip = Image.new("RGB", (step * len(tiles) - 3, picture.height), "white")
-    for k, tile in enumerate(tiles):
-        strip.paste(tile, (k * step, 0))
-    return strip
+    out = []
+    for k, mark in chosen:
+        maps = [np.asarray(m[k]) for m in (truth, plain, better)]
+        picture = plots.strip(Image.fromarray(scenes[k]), maps, sample.SCENE_CLASSES, CLASSES)
+        out.append(Thumbnail(picture, f"scene {k}: {right[k]:+d} pixels right", mark))
+    return tuple(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ Bytes = NDArray[np.uint8]
 MARGIN, PANEL, GAP = 0.4, 3.9, 0.3  # inches
 GRAY = (70, 74, 82)
 LISTED = 9  # classes in the legend
+LUMINANCE = np.array([0.299, 0.587, 0.114])
+SHARP = 480  # pixels of a map that is drawn large, at least
+TILE = 200  # pixels: the longer side of a strip's pictures, at most
 
 
 def palette(classes: tuple[str, ...], count: int) -> NDArray[np.float64]:
@@ -27,13 +31,57 @@ def palette(classes: tuple[str, ...], count: int) -> NDArray[np.float64]:
 
 
 def overlay(image: Image.Image, seen: NDArray[np.int64], classes: tuple[str, ...], count: int) -> Image.Image:
-    """The classes' colours over the image, which is brought to the map's size; the background stays as it is."""
+    """The classes' colours over the image, which is brought to the map's size, and an outline around each.
+
+    The background stays as it is, and so do pixels without a label (`count` and above). The outline is black on light
+    and white on dark, so that the classes stay apart in gray print.
+    """
     base = np.asarray(image.convert("RGB").resize(seen.shape[::-1], Image.Resampling.BICUBIC), np.float64)
-    strength = np.full(count, 0.55)
+    seen = np.minimum(seen, count)
+    strength = np.full(count + 1, 0.55)
+    strength[count] = 0.0
     if classes and classes[0] == "background":
         strength[0] = 0.0
     at = strength[seen][..., None]
-    return Image.fromarray(np.rint((1 - at) * base + at * palette(classes, count)[seen]).astype(np.uint8))
+    shown = (1 - at) * base + at * np.vstack([palette(classes, count), GRAY])[seen]
+    edge = _outline(seen)[..., None]
+    contrast = np.where(shown @ LUMINANCE > 110, 0.0, 255.0)[..., None]
+    return Image.fromarray(np.rint(np.where(edge, 0.25 * shown + 0.75 * contrast, shown)).astype(np.uint8))
+
+
+def _outline(seen: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The last pixels before another class, to the right or below; wider in large maps, which are shown smaller."""
+    wide = max(1, min(seen.shape) // 240)
+    edge = np.zeros(seen.shape, bool)
+    edge[:-wide] |= seen[:-wide] != seen[wide:]
+    edge[:, :-wide] |= seen[:, :-wide] != seen[:, wide:]
+    return edge
+
+
+def strip(image: Image.Image, maps: Sequence[NDArray[np.int64]], classes: tuple[str, ...], count: int) -> Image.Image:
+    """Side by side: the image, `maps` (labels, plain, enhanced), and what changed: white now right, red now wrong."""
+    side = max(image.size)
+    if side > TILE:
+        size = (max(1, image.width * TILE // side), max(1, image.height * TILE // side))
+        image = image.resize(size, Image.Resampling.BICUBIC)
+        small = [Image.fromarray(m.astype(np.int32)).resize(size, Image.Resampling.NEAREST) for m in maps]
+        maps = [np.asarray(m, np.int64) for m in small]
+    truth, plain, better = maps
+    change = np.repeat((np.asarray(image.convert("L")) // 4)[..., None], 3, 2)
+    known = truth < count
+    change[known & (plain != truth) & (better == truth)] = 255
+    change[known & (plain == truth) & (better != truth)] = (
+        255,
+        96,
+        80,
+    )  # mid-gray in print, unlike white and the image
+    tiles = [image.convert("RGB"), *(overlay(image, m, classes, count) for m in maps)]
+    tiles.append(Image.fromarray(change))
+    step = image.width + 3
+    out = Image.new("RGB", (step * len(tiles) - 3, image.height), "white")
+    for k, tile in enumerate(tiles):
+        out.paste(tile, (k * step, 0))
+    return out
 
 
 def plot_segmentation(
@@ -63,8 +111,12 @@ def plot_segmentation(
         return ax
 
     axes(0, 0, "image").imshow(base)
-    axes(0, 1, "plain").imshow(overlay(image, plain, classes, count))
-    axes(0, 2, "enhanced").imshow(overlay(image, final, classes, count))
+    scale = max(1, SHARP // min(final.shape))
+    for column, heading, found in ((1, "plain", plain), (2, "enhanced", final)):
+        ax = axes(0, column, heading)
+        fine = found.repeat(scale, 0).repeat(scale, 1)  # thin outlines of small maps, too
+        ax.imshow(overlay(image, fine, classes, count))
+        _name(ax, fine, classes)
     differ = plain != final
     heading = f"where they differ: {differ.mean():.1%}, in the new colour"
     axes(1, 0, heading).imshow(_differences(base, final, differ, palette(classes, count)))
@@ -78,6 +130,30 @@ def plot_segmentation(
     legend = axes(1, 2, "")
     _legend(legend, plain, final, classes, count, tall)
     return fig
+
+
+def _name(ax: Any, seen: NDArray[np.int64], classes: tuple[str, ...]) -> None:
+    """The names of large classes in the middle of their largest part: colours are lost in gray print."""
+    from matplotlib import patheffects
+
+    for k in np.unique(seen):
+        inside = seen == k
+        if inside.mean() < 0.02 or (classes and classes[0] == "background" and k == 0):
+            continue
+        y, x = _middle(inside)
+        text = ax.text(x, y, shorten(class_name(classes, int(k)), 14), size=8, color=INK, ha="center", va="center")
+        text.set_path_effects([patheffects.withStroke(linewidth=2, foreground=PAPER)])
+        text.set_clip_on(True)
+
+
+def _middle(inside: NDArray[np.bool_]) -> tuple[int, int]:
+    """The pixel with the most of the area around it, a sixteenth of the picture to each side."""
+    reach = max(1, max(inside.shape) // 16)
+    sums = np.pad(np.pad(inside.astype(np.int64), reach).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    span = 2 * reach + 1
+    around = sums[span:, span:] - sums[:-span, span:] - sums[span:, :-span] + sums[:-span, :-span]
+    y, x = np.unravel_index(np.where(inside, around, -1).argmax(), inside.shape)
+    return int(y), int(x)
 
 
 def _differences(
