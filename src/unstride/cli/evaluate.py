@@ -69,7 +69,8 @@ def register(app: typer.Typer) -> None:
         Start it again to go on after a crash. Several processes:
         torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
 
-        Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated.
+        Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated (under
+        torchrun 0, too: it takes any other code for a crash).
         """
         if flip and tta is not None:
             raise typer.BadParameter("--flip is --tta flip; give one of them")
@@ -112,7 +113,8 @@ def register(app: typer.Typer) -> None:
                 typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder)}))
             else:
                 _show(rows, folder)
-        raise typer.Exit(PARTLY if rows[0].errors else PLAIN)
+        # torchrun would take any other code for a crash, and start the finished run again
+        raise typer.Exit(PARTLY if rows[0].errors and "TORCHELASTIC_RUN_ID" not in os.environ else PLAIN)
 
 
 def _numbers(name: str, text: str) -> list[int]:

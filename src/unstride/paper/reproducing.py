@@ -124,8 +124,12 @@ class Job:
             if any(self._row_key(run) not in self.rows for run in group):
                 self._evaluate(group)
 
+    def row(self, run: Run) -> Row:
+        """What `run` measured."""
+        return self.rows[self._row_key(run)]
+
     def value(self, cell: Cell) -> Value:
-        row = self.rows[self._row_key(cell.run)]
+        row = self.row(cell.run)
         if cell.measure in PERCENT:
             main = cell.measure == ("top1" if row.task == "classification" else "miou")
             low, high = (100 * row.gain[name] for name in ("low", "high"))
