@@ -92,6 +92,7 @@ class Mover(TorchDispatchMode):
         self.seen: Counter[tuple[str, str]] = Counter()
         self.used: set[Place] = set()
         self.moved: Any = WeakIdKeyDictionary()
+        self.batch = 1
         self.last_slice = (-1, -1)
 
     # -- which selection an op has
@@ -144,8 +145,14 @@ class Mover(TorchDispatchMode):
         known = [self.moved[t] for t in _tensors(args) if t in self.moved]
         best = max(known, key=lambda m: sum(m.by), default=None)
         for t in _tensors([out]):
-            if best is not None and not (t.ndim == 4 and t.shape[2] == t.shape[3] == 1) and t.ndim > 2:
+            if best is not None and self.extends(t):
                 self.moved[t] = best
+
+    def extends(self, t: Tensor) -> bool:
+        """Not a vector per image; (B * N, C) is what a linear layer makes of tokens (B, N, C)."""
+        if t.ndim == 2:
+            return t.shape[0] > self.batch
+        return t.ndim > 2 and not (t.ndim == 4 and t.shape[2] == t.shape[3] == 1)
 
     def meet(self, args: Any) -> Any:
         maps = [t for t in _tensors(args) if t in self.moved and t.ndim == 4]
@@ -334,7 +341,7 @@ def _pair(v: Any) -> list[int]:
 def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, mover: "Mover") -> Iterator[None]:
     """Modules that merge 2x2 patches by reshaping: their input is moved, zeros at the far end."""
     handles: list[Any] = []
-    after: dict[nn.Module, Moved] = {}
+    after: dict[nn.Module, tuple[Moved, Any]] = {}
     modules = dict(model.named_modules())
     for place, layer in layer_of.items():
         path, kind, nth = place
@@ -352,11 +359,16 @@ def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, move
             s = state.selections[layer - 1]
             here = mover.where(args[0])
             by = (here.by[0] + s[0] * here.spacing[0], here.by[1] + s[1] * here.spacing[1])
-            after[m] = Moved(by, (2 * here.spacing[0], 2 * here.spacing[1]))
+            after[m] = Moved(by, here.spacing), args[0].shape
             return (move(args[0], s, dims), *args[1:])
 
-        def lies(m: nn.Module, args: Any, out: Any) -> None:
-            mover.moved[out] = after.pop(m)
+        def lies(m: nn.Module, args: Any, out: Any, dims: Any = dims) -> None:
+            moved, before = after.pop(m)
+            for t in _tensors([out]):
+                if t.ndim == len(before):  # tokens lie where they lie; only maps are ever moved along
+                    y, x = (moved.spacing[a] * -(-before[dims[a]] // t.shape[dims[a]]) for a in (0, 1))
+                    moved = Moved(moved.by, (y, x))
+                mover.moved[t] = moved
 
         handles += [module.register_forward_pre_hook(hook), module.register_forward_hook(lies)]
     try:
@@ -371,7 +383,7 @@ def merging_dims(module: nn.Module) -> tuple[int, int] | None:
     name = type(module).__name__
     if name == "PatchMerging":  # timm's Swin: (B, H, W, C)
         return (1, 2)
-    if name == "SpaceToDepth":
+    if name in ("SpaceToDepth", "Unfold", "NaFlexEmbeds", "LearnableDct2d"):
         return (2, 3)
     return getattr(module, "merges", None)  # toys say it themselves
 
@@ -382,6 +394,7 @@ def run(model: nn.Module, images: Tensor, state: Any, layer_of: dict[Place, int]
     mover = Mover(modules, pads, layer_of, state)
     with torch.no_grad(), moving_inputs(model, layer_of, state, mover), modules.watch(), pads, mover:
         mover.moved[images] = Moved()
+        mover.batch = images.shape[0]
         out = model(images)
     missing = set(layer_of) - mover.used
     if missing:

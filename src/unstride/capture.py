@@ -210,19 +210,22 @@ def run_nodes(graph: Graph, images: Tensor) -> Iterator[tuple[Node, Any]]:
 def _verify(graph: Graph, images: Tensor, expected: Any) -> None:
     """The graph must give what the model gave, for other batch sizes than the one it was captured with."""
     wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor)]
-    alike = "the model is not a deterministic function of each image alone"
+    total = images.shape[0]
     # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
-    for count, slack in ((images.shape[0], 1), (1, 50)):
+    for count, slack in ((total, 1), (1, 50)):
         for value, reference in zip(_outputs(graph, images[:count]), wanted, strict=True):
-            rows = reference.shape[0] * count // images.shape[0]
+            rows = reference.shape[0] * count // total
             if value.shape != (rows, *reference.shape[1:]):
                 raise CaptureError(
-                    f"an output has shape {tuple(reference.shape)} for {images.shape[0]} images and "
+                    f"an output has shape {tuple(reference.shape)} for {total} images and "
                     f"{tuple(value.shape)} for {count}: the first dimension of every output must be the batch"
                 )
             gap = _gap(value, reference[: value.shape[0]])
             if not gap <= slack * tolerance(reference.dtype):
-                raise CaptureError(f"the graph differs from the model by {gap:.1e} (relative): {alike}")
+                what = "the graph differs from the model" if count == total else "an image alone and in a batch differ"
+                raise CaptureError(
+                    f"{what} by {gap:.1e} (relative): the model is not a deterministic function of each image alone"
+                )
 
 
 def _outputs(graph: Graph, images: Tensor) -> list[Any]:

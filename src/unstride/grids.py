@@ -25,6 +25,11 @@ class Grid:
     def tokens(self) -> bool:
         return self.dims[0] is not None and self.dims[0] == self.dims[1]
 
+    def like(self, other: "Grid") -> bool:
+        """The same cells, but for where the first one lies."""
+        near = all(abs(a - b) <= 0.01 * max(a, b) for a, b in zip(self.spacing, other.spacing, strict=True))
+        return near and (self.dims, self.size, self.prefix) == (other.dims, other.size, other.prefix)
+
     def __str__(self) -> str:
         return f"{self.size[0]}x{self.size[1]}" + (" tokens" if self.tokens else "")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from unstride.grids import grid_of
 from unstride.positions import (
     EPS,
     FIXED,
@@ -89,10 +90,9 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
         def swap(i: Node) -> Any:
             if i in w.values:
                 return w.values[i]
+            if i in w.indices:
+                return w.indices[i]
             if isinstance(w.trace.shapes.get(i), tuple):
-                index = w.graph.constants.get(i.name)
-                if index is not None and not index.is_floating_point():
-                    return index.to("cpu")
                 return w.coords(i, a)
             return i
 
@@ -110,11 +110,51 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
 
 
 def _index(w: "Walk", n: Node, value: Any) -> Result:
-    """Gathering by an index: known where the index is a constant, lost where it is computed."""
+    """Gathering by an index: known where the index is the same for every image, lost where it is computed from it."""
     indices = [i for i in n.all_input_nodes if i is not arguments(n)[0]]
-    if any(i.name not in w.graph.constants for i in indices):
-        w.trace.unknown[n] = "indices are computed, so positions are not known"
+    if any(i not in w.indices and i not in w.values for i in indices):
+        w.trace.unknown[n] = "indices are computed from the image, so positions are not known"
         return LOST, [arguments(n)[0]]
+    return _layout(w, n, value)
+
+
+def _cat(w: "Walk", n: Node, value: Any) -> Result:
+    """Maps side by side, as channels: where they lie less than a cell apart, their mean is the place of them all.
+
+    Branches with other kernels or crops (NASNet's second path reads x[1::2]) so make one map, not a patch merging.
+    """
+    out, carriers = _layout(w, n, value)
+    dim = int(w.fill(_arg(n, 1, "dim", 0))) % value.ndim
+    places = [w.pos(i) for i in arguments(n)[0]]
+    known = [p for p in places if p is not None]
+    if len(known) < 2 or len(known) < len(places) or not isinstance(out, Pos):
+        return out, carriers
+    lines = [(core(p.y), core(p.x)) for p in known]
+    if all(y.shape == lines[0][0].shape and torch.equal(y, lines[0][0]) for y, _ in lines) and all(
+        x.shape == lines[0][1].shape and torch.equal(x, lines[0][1]) for _, x in lines
+    ):
+        return out, carriers
+    grids = [grid_of(p) for p in known]
+    first = grids[0]
+    if first is None or dim in first.dims or any(g is None or not first.like(g) for g in grids):
+        return out, carriers
+
+    def mean(parts: list[Tensor], cell: float, whole: Tensor) -> Tensor:
+        parts = [t.narrow(dim, 0, 1) for t in parts]
+        far = max(float((t - parts[0]).abs().nan_to_num().amax()) for t in parts)
+        return torch.stack(parts).mean(0).expand(whole.shape) if EPS < far < cell else whole
+
+    y = mean([y for y, _ in lines], first.spacing[0], out.y)
+    x = mean([x for _, x in lines], first.spacing[1], out.x)
+    return settle(y, x), carriers
+
+
+def _patches(w: "Walk", n: Node, value: Any) -> Result:
+    """im2col that cuts a map into patches, (B, C H W) -> (B, C k k, N): a layout; overlapping windows are not."""
+    source, size, dilation, padding, stride = arguments(n)
+    if size != stride or max(dilation) > 1 or max(padding) > 0:
+        w.trace.unknown[n] = "no rule for overlapping patches"
+        return LOST, [source]
     return _layout(w, n, value)
 
 
@@ -464,7 +504,7 @@ def _table() -> dict[str, Rule]:
         contiguous to _to_copy alias detach type_as lift_fresh_copy feature_dropout alpha_dropout cumsum glu_same
         _assert_tensor_metadata normalize_same cudnn_batch_norm fused_rms_norm _fused_rms_norm"""
     layout = """view reshape _unsafe_view permute transpose t flatten unflatten squeeze unsqueeze expand expand_as
-        repeat select narrow split split_with_sizes chunk unbind cat stack concat hstack roll flip movedim moveaxis
+        repeat select narrow split split_with_sizes chunk unbind stack hstack roll flip movedim moveaxis
         swapaxes pixel_unshuffle channel_shuffle native_channel_shuffle slice_scatter select_scatter unsafe_split tile
         unsafe_split_with_sizes unfold repeat_interleave numpy_T view_as reshape_as unsafe_chunk tensor_split"""
     reduce = """mean sum amax amin max min var std var_mean std_mean linalg_vector_norm norm logsumexp
@@ -488,6 +528,8 @@ def _table() -> dict[str, Rule]:
     table.update(dict.fromkeys(flash, _attention))
     table["convolution"] = _convolution
     table["slice"] = _slice
+    table["im2col"] = _patches
+    table.update(dict.fromkeys(["cat", "concat"], _cat))
     table["linear"] = _linear
     table["einsum"] = _einsum
     table["max_unpool2d"] = unpool

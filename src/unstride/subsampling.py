@@ -15,6 +15,7 @@ from unstride.states import StateSpace
 from unstride.walk import walk
 
 _CLOSE = 1e-2
+_NO_RULE = "mixes neighbouring positions in a way without a rule"
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,10 @@ class _Analysis:
         for i, s in enumerate(self.sites):
             self.at[s.node].append(i)
         self.pinned: dict[int, str] = {}
+        self.cells = [  # of what each site makes, per axis
+            tuple(self.grid(s.operand).spacing[a] * s.rate[a] for a in (0, 1))  # type: ignore[union-attr]
+            for s in self.sites
+        ]
 
     def grid(self, n: Node) -> Grid | None:
         if n not in self.grids:
@@ -142,8 +147,9 @@ class _Analysis:
     # -- sites
     def _all_sites(self) -> list[Site]:
         sites = [self._through_pad(s) for s in self.trace.sites]
-        for n in self.trace.merges:
-            sites += self._merge_sites(n)
+        for n in self.trace.merges:  # several ops may mix what one op has cut into patches
+            seen = {(s.node, s.operand) for s in sites}
+            sites += [s for s in self._merge_sites(n) if (s.node, s.operand) not in seen]
         return sites
 
     def _merge_sites(self, n: Node) -> list[Site]:
@@ -151,7 +157,7 @@ class _Analysis:
         pos = self.trace.pos[n]
         out = self.grid(n)
         if not isinstance(pos, Pos) or out is None:
-            self.left[self.name(n)] = "mixes neighbouring positions in a way without a rule"
+            self.left[self.name(n)] = _NO_RULE
             return []
         found: list[Site] = []
 
@@ -159,17 +165,18 @@ class _Analysis:
             for source in dict.fromkeys([*self.trace.sources[node][0], *self.trace.sources[node][1]]):
                 grid = self.grid(source)
                 if grid is None and seen < 32 and source.op == "call_function":
+                    if self.left.get(self.name(source)) == _NO_RULE:  # a part of this merging (rows, then columns)
+                        del self.left[self.name(source)]
                     back(source, seen + 1)
                 elif grid is not None:
-                    rate = [round(o / g) if g else 1 for o, g in zip(out.spacing, grid.spacing, strict=True)]
-                    exact = all(
-                        g == 0 or abs(o - r * g) < _CLOSE * o
-                        for o, g, r in zip(out.spacing, grid.spacing, rate, strict=True)
-                    )
-                    if max(rate) > 1 and exact:
-                        found.append(Site(node, source, "merge", (max(rate[0], 1), max(rate[1], 1))))
-                    elif not exact:
-                        self.left[self.name(n)] = "mixes neighbouring positions in a way without a rule"
+                    ratio = [o / g if g else 1.0 for o, g in zip(out.spacing, grid.spacing, strict=True)]
+                    rate = (max(round(ratio[0]), 1), max(round(ratio[1]), 1))
+                    if max(ratio) < 1.5:  # as fine as before: branches that lie a little apart
+                        continue
+                    if all(abs(r - k) < _CLOSE * r or r < 1.5 for r, k in zip(ratio, rate, strict=True)):
+                        found.append(Site(node, source, "merge", rate))
+                    else:
+                        self.left[self.name(n)] = _NO_RULE
 
         back(n, 0)
         return list({(s.node, s.operand): s for s in found}.values())
@@ -253,6 +260,8 @@ class _Analysis:
         """One pass over the graph: True when nothing was joined or pinned, so that paths and follows are final."""
         self.path: dict[Node, tuple[frozenset[int], frozenset[int]]] = {}
         self.follow: dict[tuple[Node, Node], tuple[set[int], set[int]]] = {}
+        # sites whose thinning still holds, per axis: an upsampled map has moved with a site, but is not thin any more
+        self.live: dict[Node, tuple[frozenset[int], frozenset[int]]] = {}
         changed = False
         for i, s in enumerate(self.sites):  # x[:, :, ::2, ::2] is two slices and one layer
             for j in self.at[s.operand]:
@@ -266,7 +275,7 @@ class _Analysis:
         for n in self.graph.fx.nodes:
             if n.op == "output":
                 continue
-            paths = []
+            paths, live = [], []
             for a in (0, 1):
                 sources = self.trace.sources.get(n, ([], []))[a]
                 incoming = {source: self._incoming(n, source, a) for source in sources}
@@ -276,17 +285,29 @@ class _Analysis:
                 merged, did = joined
                 changed |= did
                 paths.append(merged)
+                live.append(self._live(n, sources, a))
             self.path[n] = (paths[0], paths[1])
+            self.live[n] = (live[0], live[1])
         return not changed
 
     def _incoming(self, n: Node, source: Node, a: int) -> frozenset[int]:
         path = self.path.get(source, (frozenset(), frozenset()))[a]
-        here = {
+        return frozenset(self.groups.find(i) for i in path | self._here(n, source, a))
+
+    def _here(self, n: Node, source: Node, a: int) -> frozenset[int]:
+        return frozenset(
             i
             for i in self.at[n]
             if self.sites[i].operand is source and self.sites[i].rate[a] > 1 and i not in self.pinned
-        }
-        return frozenset(self.groups.find(i) for i in {*path, *here})
+        )
+
+    def _live(self, n: Node, sources: Iterable[Node], a: int) -> frozenset[int]:
+        grid = self.grid(n)
+        cell = grid.spacing[a] if grid is not None else 0.0
+        found: set[int] = set()
+        for source in sources:
+            found |= self.live.get(source, (frozenset(), frozenset()))[a] | self._here(n, source, a)
+        return frozenset(i for i in found if not cell or self.cells[i][a] <= cell * (1 + _CLOSE))
 
     def _join(self, n: Node, a: int, incoming: dict[Node, frozenset[int]]) -> tuple[frozenset[int], bool] | None:
         """Where values meet, their paths must agree: the same layers, or followers that can be moved by whole cells."""
@@ -295,11 +316,13 @@ class _Analysis:
         changed = False
         union = frozenset().union(*incoming.values())
         first = max(incoming.values(), key=len)
-        for path in incoming.values():
-            mine, other = sorted(first - path, key=self._key(a)), sorted(path - first, key=self._key(a))
-            for g, h in zip(mine, other, strict=False):
-                if self._key(a)(g)[:2] == self._key(a)(h)[:2]:
-                    changed |= self.groups.join(g, h)
+        longest = next(source for source, path in incoming.items() if path is first)
+        for source, path in incoming.items():
+            mine = sorted(self._key(n, longest, g, a) for g in first - path)
+            other = sorted(self._key(n, source, g, a) for g in path - first)
+            for one, two in zip(mine, other, strict=False):
+                if one[:3] == two[:3]:
+                    changed |= self.groups.join(one[3], two[3])
         if changed:
             incoming = {s: frozenset(self.groups.find(g) for g in p) for s, p in incoming.items()}
             union = frozenset().union(*incoming.values())
@@ -316,14 +339,13 @@ class _Analysis:
             self.follow.setdefault((n, source), (set(), set()))[a].update(missing)
         return union, changed
 
-    def _key(self, a: int) -> Any:
-        def key(g: int) -> tuple[float, int, int]:
-            site = next(
-                s for i, s in enumerate(self.sites) if self.groups.find(i) == self.groups.find(g) and s.rate[a] > 1
-            )
-            return round(self.grid(site.operand).spacing[a], 3), site.rate[a], g  # type: ignore[union-attr]
-
-        return key
+    def _key(self, n: Node, source: Node, g: int, a: int) -> tuple[float, int, bool, int]:
+        """What must agree for two groups to be one layer: spacing, rate, and whether the map is still as thin."""
+        g = self.groups.find(g)
+        site = next(s for i, s in enumerate(self.sites) if self.groups.find(i) == g and s.rate[a] > 1)
+        live = self.live.get(source, (frozenset(), frozenset()))[a] | self._here(n, source, a)
+        popped = g not in {self.groups.find(i) for i in live}
+        return round(self.grid(site.operand).spacing[a], 3), site.rate[a], popped, g  # type: ignore[union-attr]
 
     def _cannot_follow(self, source: Node, missing: Iterable[int], a: int) -> str | None:
         pos = self.trace.pos.get(source)

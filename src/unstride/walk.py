@@ -18,6 +18,7 @@ class Walk:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
+        self.indices: dict[Node, Tensor] = {}  # whole numbers and masks that are the same for every image
         self.node: Node | None = None
 
     def run(self) -> Trace:
@@ -33,14 +34,20 @@ class Walk:
                 trace.shapes[n] = (
                     tuple(image.shape) if n is self.graph.image else _shape(self.graph.constants.get(n.name))
                 )
+                self._keep(n, self.graph.constants.get(n.name))
         with torch.no_grad():
             for n, value in run_nodes(self.graph, image):
                 trace.shapes[n] = _shape(value)
                 if not isinstance(value, Tensor | tuple | list):
                     self.values[n] = value
+                self._keep(n, value)
                 trace.macs[n] = macs(n, trace.shapes)
                 self._place(n, value)
         return trace
+
+    def _keep(self, n: Node, value: Any) -> None:
+        if isinstance(value, Tensor) and not value.is_floating_point() and n not in self.graph.from_image:
+            self.indices[n] = value.to("cpu")
 
     def _place(self, n: Node, value: Any) -> None:
         trace = self.trace
