@@ -170,7 +170,7 @@ class Root:
         if source is None:
             raise DataError(f"{self.path}: nothing there gives {model} for {data}")
         spec, weights = source
-        loaded = _first_weights(spec) if weights == "first" else models.load(spec, weights)
+        loaded = _first_weights(spec, _slug(model)) if weights == "first" else models.load(spec, weights)
         if model in TORCHVISION and not spec.endswith(f"models.py:{_images(data)}_{_slug(model)}"):
             loaded = replace(loaded, preprocess=Preprocess())
         return loaded
@@ -212,7 +212,7 @@ class Root:
         return spec, "first" if model in TORCHVISION else "default"
 
 
-def _first_weights(spec: str) -> Loaded:
+def _first_weights(spec: str, name: str) -> Loaded:
     """torchvision's IMAGENET1K_V1; its default is a later recipe with other accuracies."""
     from torchvision.models import get_model_weights
 
@@ -223,7 +223,7 @@ def _first_weights(spec: str) -> Loaded:
     except OSError as error:
         raise DataError(
             f"{spec}: its weights {chosen} could not be fetched ({error}); put them into the data root as "
-            "weights/imagenet-NAME.pth"
+            f"weights/imagenet-{name}.pth"
         ) from error
     loaded.model.load_state_dict(state)
     loaded.model.eval()

@@ -285,7 +285,6 @@ class Job:
             seed=self.seed,
             progress=self.progress,
         )
-        tta.model = loaded.model  # whose fingerprint is checked where it is used: the search is added there
         file.parent.mkdir(parents=True, exist_ok=True)
         return tta.save(file)
 

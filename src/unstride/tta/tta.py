@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
 from unstride.artefacts import read_artefact, write_artefact
+from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
 from unstride.fingerprint import fingerprint
 from unstride.tta import fitting, methods, policies, views
@@ -188,18 +189,18 @@ class TTA(nn.Module):
             "std": self.std,
             "crop": self.crop,
             "divisor": self.divisor,
-            "model": fingerprint(self.model),
+            "model": _network(self.model),
         }
         return write_artefact(path, {"weights": self.weights}, meta)
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> "TTA":
-        """`TTA.load("tta.safetensors", model)`: what was saved, around the same model."""
+        """`TTA.load("tta.safetensors", model)`: what was saved, around the same network, plain or enhanced."""
         tensors, meta = read_artefact(path, KIND)
-        if meta.get("model") != (mine := fingerprint(model)):
+        if meta.get("model") != (mine := _network(model)):
             raise ArtefactError(
                 f"{path} was saved for a model with fingerprint {str(meta.get('model'))[:12]}, this has {mine[:12]}. "
-                "Give the model it was fitted with (enhanced, if it was), or fit again."
+                "Give the model it was fitted with, plain or enhanced, or fit again."
             )
         try:
             saved = meta["policy"]
@@ -309,6 +310,11 @@ class TTA(nn.Module):
                 "Give TTA the mean and std that the images were normalised with."
             )
         return images.clamp(0, 1)
+
+
+def _network(model: nn.Module) -> str:
+    """The fingerprint of the network itself: with or without a search around it, the weights of views mean the same."""
+    return fingerprint(model.model if isinstance(model, Enhanced) else model)
 
 
 def _normalisation(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
+import unstride
 from unstride.errors import ArtefactError, InputError, OptionError
 from unstride.tta import TTA, AugTTA, MeanTTA, Op, Policy, View, merge, policies, views
 
@@ -273,6 +274,20 @@ def test_save_and_load(tmp_path) -> None:
         net.weights = torch.tensor([0.5, 0.25, 0.0, 0.25])
         assert TTA.load(net.save(tmp_path / "m.safetensors"), model).method == net.method
         assert torch.equal(TTA.load(tmp_path / "m.safetensors", model)(x), net(x))
+
+
+def test_weights_fitted_around_a_search_belong_to_the_network(tmp_path) -> None:
+    model, x = classifier(), images()
+    better = unstride.enhance(model, x[:1], budget=3)
+    net = tta(better, "standard", "augtta", 3)
+    net.weights = torch.tensor([0.5, 0.2, 0.3])
+    path = net.save(tmp_path / "t.safetensors")
+    assert torch.equal(TTA.load(path, better)(x), net(x))
+    plain = tta(model, "standard", "augtta", 3)
+    plain.weights = net.weights
+    assert torch.equal(TTA.load(path, model)(x), plain(x))  # and without the search, as `unstride evaluate` compares
+    with pytest.raises(ArtefactError, match="fingerprint"):
+        TTA.load(path, unstride.enhance(classifier(seed=1), x[:1]))
 
 
 def test_preprocess_gives_mean_and_std() -> None:
