@@ -36,6 +36,7 @@ from unstride.errors import CaptureError, UnstrideError  # noqa: E402
 CORE = [
     "capture",
     "functional",
+    "questions",
     "positions",
     "rules",
     "walk",

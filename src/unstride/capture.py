@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised
 from unstride.functional import functional
+from unstride.questions import Answers, constant_answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,17 +137,19 @@ def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
             return functional(program)
-        except Exception as first:
-            try:  # the slower tracer takes a few models that the first one does not
-                program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=True)
-                return functional(program)
-            except Exception:
-                reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
-                raise CaptureError(
-                    f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}. "
-                    "Models whose control flow or output size depends on pixel values, or whose batch size is fixed, "
-                    "cannot be used; wrap the part that is a plain function of the image."
-                ) from first
+        except Exception as error:
+            first = error
+        answers = constant_answers(model, pair)
+        # the slower tracer takes a few models that the first one does not
+        with contextlib.nullcontext() if answers is None else Answers(answers), contextlib.suppress(Exception):
+            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
+            return functional(program)
+    reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
+    raise CaptureError(
+        f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}. "
+        "Models whose control flow or output size depends on pixel values, or whose batch size is fixed, "
+        "cannot be used; wrap the part that is a plain function of the image."
+    ) from first
 
 
 def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:

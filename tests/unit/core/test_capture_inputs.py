@@ -65,6 +65,33 @@ def test_control_flow_that_depends_on_pixels(capfd: pytest.CaptureFixture[str]) 
     assert "def forward" not in "".join(capfd.readouterr())  # torch prints the graph it had so far
 
 
+class AsksAMask(Small):
+    """Asks something of a mask that it makes itself (no secret), or that pixels have got into."""
+
+    def __init__(self, write: bool) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(x.shape[0], 3, device=x.device)
+        if self.write:
+            mask[:, 1:].copy_(x[:, 1:, 0, 0])  # through a view
+        if (mask > 1).any():
+            return super().forward(-x)
+        return super().forward(x) * float(mask.shape[1])
+
+
+def test_a_question_whose_answer_is_the_same_for_every_image() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    net = Net.of(AsksAMask(write=False).eval(), x[:1])
+    check_all(net, x, some_states(net.found, 4)[1:], 1e-5)
+
+
+def test_a_question_about_pixels_is_refused_wherever_they_went() -> None:
+    with pytest.raises(CaptureError, match="cannot capture"):
+        capture(AsksAMask(write=True), torch.randn(1, 3, 16, 16))
+
+
 def test_images_that_see_each_other() -> None:
     class Mixes(Small):
         def forward(self, x: Tensor) -> Tensor:
