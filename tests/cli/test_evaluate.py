@@ -63,6 +63,20 @@ def test_json_and_the_options_that_reach_the_rows(tmp_path):
     assert (tmp_path / "runs/tiny.py-build-npz/rows.jsonl").is_file()
 
 
+def test_a_page_and_a_picture_of_it(tmp_path):
+    pytest.importorskip("matplotlib")
+    command = [f"{TINY}:build", "--data", tiny.npz(tmp_path, 12), "--budget", "3", "--tta", "flip"]
+    shown = run(*command, "--report", "page.html", "--plot", "curve.png").stdout
+    assert "report: page.html" in shown
+    assert "plot: curve.png" in shown
+    assert "Images that changed" in (tmp_path / "page.html").read_text("utf-8")
+    assert Image.open(tmp_path / "curve.png").size == (1380, 585)
+    printed = json.loads(run(*command, "--report", "page.html", "--json").stdout)  # from the shards of the first run
+    assert (printed["report"], "plot" in printed) == ("page.html", False)
+    assert "wanted a name that ends in" in run(*command, "--plot", "curve.doc", code=1).stderr
+    assert "ends in .html" in run(*command, "--report", "page.pdf", code=1).stderr
+
+
 def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
     data = tiny.npz(tmp_path, 12)
     loaded = models.load(f"{TINY}:build")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unstride.evaluation.rows import Row
+from unstride.evaluation.words import advice, verdict
 
 PLAIN, PARTLY = 0, 3
 
@@ -62,6 +63,10 @@ def register(app: typer.Typer) -> None:
             Path | None,
             typer.Option(help="Folder of the rows, and of what a killed run goes on from. [runs/SPEC-KIND]"),
         ] = None,
+        report: Annotated[
+            Path | None, typer.Option(help="Write a page (.html) with the curves and the images that changed.")
+        ] = None,
+        plot: Annotated[Path | None, typer.Option(help="Write a picture of accuracy over budget and cost.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
@@ -87,8 +92,10 @@ def register(app: typer.Typer) -> None:
         budgets = _numbers("--budget", budget)
         folder = out if out is not None else Path("runs") / _slug(spec, data)
 
-        from unstride import evaluation, models, saving
+        from unstride import evaluation, models, plots, saving
 
+        if plot is not None:
+            plots.check_target(plot)
         loaded = _placed(models.load(spec, weights))
         if fitted is not None:
             better = saving.load(fitted, loaded.model, preprocess=loaded.preprocess)
@@ -101,6 +108,7 @@ def register(app: typer.Typer) -> None:
             tta="flip" if flip else tta,
             tta_method=tta_method,
             out=folder,
+            report=report,
             batch_size=batch_size,
             limit=limit,
             split=split,
@@ -109,10 +117,14 @@ def register(app: typer.Typer) -> None:
             **options,
         )
         if int(os.environ.get("RANK", 0)) == 0:
+            if plot is not None:
+                plots.plot_rows(rows).savefig(plot)
+            written = {"report": report, "plot": plot}
+            made = {name: str(path) for name, path in written.items() if path is not None}
             if as_json:
-                typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder)}))
+                typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
             else:
-                _show(rows, folder)
+                _show(rows, folder, made)
         # torchrun would take any other code for a crash, and start the finished run again
         raise typer.Exit(PARTLY if rows[0].errors and "TORCHELASTIC_RUN_ID" not in os.environ else PLAIN)
 
@@ -141,44 +153,7 @@ def _placed(loaded: Any) -> Any:
     return loaded
 
 
-# --------------------------------------------------------------------------------------------------------------- words
-
-
-def verdict(row: Row) -> str:
-    """`budget 4: helps, +0.50 points ...`: one line on one row."""
-    g = row.gain
-    what = "images" if row.task == "classification" else "pixels"
-    return (
-        f"{_name(row)}: {row.verdict}: {g['gain'] * 100:+.2f} points of {_measure(row)}, 95 % interval "
-        f"{g['low'] * 100:+.2f} to {g['high'] * 100:+.2f}; {g['corrected']:,} {what} corrected, {g['corrupted']:,} "
-        f"corrupted; {row.macs:.1f}x the MACs" + (f", {row.latency:.1f}x the time" if row.latency is not None else "")
-    )
-
-
-def advice(rows: list[Row]) -> str:
-    """Which setting to use, and why."""
-    chosen = next(row for row in rows if row.recommended)
-    best = max(rows, key=lambda row: row.quality)
-    if chosen.plain:
-        return (
-            f"recommended: leave it off; nothing is measurably better than the plain network on these "
-            f"{chosen.images:,} images"
-        )
-    same = "the best" if chosen is best else f"the cheapest that is not measurably below the best ({_name(best)})"
-    return f"recommended: {_name(chosen)}, {same}, at {chosen.macs:.1f}x the MACs of a plain forward"
-
-
-def _name(row: Row) -> str:
-    if row.plain:
-        return "plain"
-    return f"budget {row.budget}" + (f" in {row.views} views" if row.views > 1 else "")
-
-
-def _measure(row: Row) -> str:
-    return "top-1" if row.task == "classification" else "mIoU"
-
-
-def _show(rows: list[Row], folder: Path) -> None:
+def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
     from rich.console import Console
 
     console = Console()
@@ -198,7 +173,8 @@ def _show(rows: list[Row], folder: Path) -> None:
         )
         for name in rows[0].error_names:
             console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"rows: {folder / 'rows.jsonl'}", markup=False, highlight=False, soft_wrap=True)
+    for name, path in ({"rows": str(folder / "rows.jsonl")} | made).items():
+        console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _table(rows: list[Row]) -> Any:

@@ -33,6 +33,7 @@ from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError
 from unstride.evaluation.distributed import launched, world
+from unstride.evaluation.page import check_report, write_report
 from unstride.evaluation.rows import Row, append_rows, read_rows, versions
 from unstride.evaluation.runner import Runner, check_budgets, describe, make_tta
 from unstride.evaluation.shards import Shard
@@ -54,6 +55,7 @@ def evaluate(
     tta: str | TTA | None = None,
     tta_method: str = "mean",
     out: str | Path | None = None,
+    report: str | Path | None = None,
     batch_size: int | None = None,
     limit: int | None = None,
     split: str | None = None,
@@ -67,11 +69,14 @@ def evaluate(
     data       a name (see unstride.data), or a Dataset; a module of your own needs a Dataset
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
+    report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
     options    what `enhance` takes: criterion, aggregate, layers, order, align, ...
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
     budgets = check_budgets(budgets)
+    if report is not None:
+        check_report(Path(report))
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
     if isinstance(model, str):
@@ -102,7 +107,10 @@ def evaluate(
         shards = work(job, folder / "shards" / run, run, us, progress)
         rows: list[Row] = []
         if us.leads:
-            rows = append_rows(folder / "rows.jsonl", _rows(job, shards, {**about, **named, "run": run}))
+            whole = Shard.joined(shards)
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            if report is not None:
+                write_report(Path(report), rows, whole, job)
         return us.share(rows)
 
 
@@ -201,8 +209,7 @@ def _about(job: Job) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
-def _rows(job: Job, shards: Sequence[Shard], about: Mapping[str, Any]) -> list[Row]:
-    whole = Shard.joined(shards)
+def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, Any]) -> list[Row]:
     if not len(whole.index):
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
