@@ -227,7 +227,7 @@ _MARKS = {"corrected": "✓ corrected", "corrupted": "✗ corrupted"}
 
 def _thumbnail(thumb: Thumbnail) -> str:
     small = ' class="pixels"' if thumb.image.height <= 100 else ""
-    mark = f'<b class="{escape(thumb.mark)}">{escape(_MARKS.get(thumb.mark, thumb.mark))}</b> ' if thumb.mark else ""
+    mark = f'<b class="{escape(thumb.mark)}">{escape(_MARKS.get(thumb.mark, thumb.mark))}</b>' if thumb.mark else ""
     uri = _uri(as_png(thumb.image))
     words = escape(thumb.caption)
     return f'<figure><img{small} src="{uri}" alt="{words}"><figcaption>{mark}{words}</figcaption></figure>'
@@ -283,13 +283,17 @@ p { max-width: 46rem; margin: 0.6rem 0; }
 .soft, figcaption { color: var(--soft); font-size: 0.9rem; }
 .note { border-left: 4px solid var(--warn); padding: 0.5rem 0.8rem; background: var(--tint); }
 .table { margin: 1rem 0; }
-.wide { overflow-x: auto; margin-bottom: 0.5rem; }
+.wide { overflow-x: auto; margin-bottom: 0.5rem; background:
+  linear-gradient(90deg, transparent, var(--paper) 60%) right / 3rem 100% no-repeat local,
+  linear-gradient(90deg, transparent, var(--line)) right / 1rem 100% no-repeat scroll; }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; min-width: 60%; }
 th, td { text-align: left; padding: 0.35rem 0.9rem 0.35rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th { font-weight: 600; color: var(--soft); vertical-align: bottom; }
 .n { text-align: right; white-space: nowrap; }
 .strong td { font-weight: 650; }
+td:first-child, th:first-child { white-space: nowrap; }
+@media (max-width: 34rem) { table { font-size: 0.84rem; } th, td { padding-right: 0.6rem; } }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: 0.8rem; margin: 1rem 0; }
 .facts div { border: 1px solid var(--line); border-radius: 10px; padding: 0.7rem 0.9rem; }
 .facts b { display: block; font-size: 1.45rem; font-weight: 650; line-height: 1.2; }
@@ -316,6 +320,7 @@ figure { margin: 0; }
 .thumbs.strips { grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); }
 .thumbs img { width: 100%; height: auto; border-radius: 6px; display: block; }
 .thumbs figcaption { font-size: 0.8rem; line-height: 1.35; margin-top: 0.3rem; }
+.thumbs figcaption b { display: block; }
 .pixels { image-rendering: pixelated; }
 .corrected { color: var(--good); } .corrupted { color: var(--bad); }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #333; --line: #bbb; --tint: #fff; --s0: #000; --s1: #555;

@@ -38,19 +38,22 @@ def result(method: str, budget: int, cost: float, gain: metrics.Gain, **values: 
 
 
 def results_table(results: Sequence[dict[str, Any]], shown: Sequence[Column]) -> Table:
-    """One method's budgets; what helps is stressed."""
+    """One method's budgets, what matters most first: it is what a narrow window shows. What helps is stressed."""
+    first, *others = shown
     rows = tuple(
         (
             str(r["budget"]),
-            *(write(r[key]) for _, key, write in shown),
+            first[2](r[first[1]]),
             f"{100 * r['gain']:+.2f} [{100 * r['low']:+.2f}, {100 * r['high']:+.2f}]",
             f"{r['corrected']:,} / {r['corrupted']:,}",
             f"{r['cost']:.1f}x",
             f"{r['time']:.1f}x",
+            *(write(r[key]) for _, key, write in others),
         )
         for r in results
     )
-    columns = ("budget", *(name for name, _, _ in shown), "gain, points", "corrected /\ncorrupted", "cost", "time")
+    names = ("gain, points", "corrected /\ncorrupted", "cost", "time")
+    columns = ("budget", first[0], *names, *(name for name, _, _ in others))
     told = [f"{r['budget']} states: {r['verdict']}" for r in results if r["budget"] > 1]
     caption = f"{results[0]['method']}. {'; '.join(told)}."
     return Table(columns, rows, caption, frozenset(k for k, r in enumerate(results) if r["verdict"] == "helps"))

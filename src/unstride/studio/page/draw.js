@@ -47,7 +47,9 @@ export function tree(place, data, budget) {
   const fresh = (node) => node.index > 0 && last.index > 0 && node.parent === last.parent && node.layer === last.layer;
   const heaviest = Math.max(...data.states.slice(0, budget).map((s) => s.weight)) || 1;
   const total = data.states.slice(0, budget).reduce((sum, s) => sum + s.weight, 0) || 1;
-  const height = top + line * data.tree.length + 6; // of the whole search: the page does not jump while it grows
+  // Beside another column, room for the whole search: the page does not jump while it grows. Alone, no blank room.
+  const alone = matchMedia("(max-width: 56rem)").matches;
+  const height = top + line * (alone ? shown.length : data.tree.length) + 6;
   const classes = data.task === "classification";
 
   const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": words(data, budget) });
