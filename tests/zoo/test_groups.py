@@ -5,6 +5,7 @@ import timm
 import torch
 import torchvision
 from checks import Net, check_briefly, some_states
+from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from torch import Tensor, nn
 
 
@@ -43,6 +44,35 @@ def test_densenet() -> None:
     net = of(torchvision.models.densenet121(), 64)
     transitions = [[f"features.transition{i}.pool"] for i in (1, 2, 3)]
     assert ops(net) == [["features.conv0"], ["features.pool0"], *transitions]
+
+
+def test_inception_branches_and_pools_move_together() -> None:
+    net = of(torchvision.models.inception_v3(init_weights=False), 107)
+    assert ops(net)[:3] == [["Conv2d_1a_3x3.conv"], ["maxpool1"], ["maxpool2"]]
+    assert ops(net)[3] == ["Mixed_6a.branch3x3.conv", "Mixed_6a.branch3x3dbl_3.conv", "Mixed_6a"]
+    assert ops(net)[4] == ["Mixed_7a.branch3x3_2.conv", "Mixed_7a.branch7x7x3_4.conv", "Mixed_7a"]
+    assert len(net.found.layers) == 5
+
+
+def test_mvit_queries_and_skips_move_together() -> None:
+    config = MultiScaleVitCfg(embed_dim=16, num_heads=(1, 2, 4, 8), depths=(1, 1, 1, 1))
+    net = of(MultiScaleVit(config, img_size=64, num_classes=10), 64)
+    blocks = [f"stages.{i}.blocks.0" for i in (1, 2, 3)]
+    assert ops(net) == [["patch_embed.proj"], *([f"{b}.shortcut_pool_attn", f"{b}.attn.pool_q"] for b in blocks)]
+    keys = [item.op for item in net.found.left_out if "side path" in item.reason]
+    assert "stages.0.blocks.0.attn.pool_k (conv2d)" in keys
+    laws(net, 64)
+
+
+def test_segformer_head_lays_every_stage_on_one_grid() -> None:
+    hf = pytest.importorskip("transformers")
+    config = hf.SegformerConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 16, 16], num_attention_heads=[1, 2, 2, 2], decoder_hidden_size=16
+    )
+    net = of(hf.SegformerForSemanticSegmentation(config), 64)
+    assert [layer.rate for layer in net.found.layers] == [(4, 4), (2, 2), (2, 2), (2, 2)]
+    assert all("sequence_reduction" in item.op for item in net.found.left_out)
+    laws(net, 64)
 
 
 def test_mobilenet_v3_gates_are_no_layers() -> None:
