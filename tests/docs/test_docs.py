@@ -157,6 +157,8 @@ def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "quick-start.html").read_text(encoding="utf-8")
     outside = re.findall(r'(?:src|rel="stylesheet" href)="(https?://[^"]+)"', page)
     assert not outside, outside
+    for name in ("hljs-light", "hljs-dark"):  # the theme's switch between light and dark raises without them
+        assert f'id="{name}"' in page
     assert 'id="unstride.Enhanced.explain"' in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
 
 
