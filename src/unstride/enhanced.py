@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.aggregate import BORDERS, Attention, two_class
+from unstride.aggregate import BORDERS, Attention
 from unstride.capture import capture, check_images, frozen_eval
 from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.optimise import channels_last, optimise
-from unstride.prediction import Prediction, Visited
+from unstride.prediction import Prediction, Visited, compare_states, moved
 from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
 from unstride.search import CRITERIA, ORDERS, default_layers
 from unstride.states import State
@@ -259,17 +259,14 @@ class Enhanced(nn.Module):
         return sum(t.head.macs for t in plan.targets if t.head is not None)
 
     def _prediction(self, plan: Plan, options: Options, r: ImageRun, macs: int, final: Tensor) -> Prediction:
-        own = torch.stack(r.logits)
-        p = two_class(own.float()).softmax(1)
-        mean = p.mean(0)
-        mutual = -(mean * mean.clamp(min=1e-12).log()).sum(0) + (p * p.clamp(min=1e-12).log()).sum(1).mean(0)
-        classes = two_class(own).argmax(1)
-        agreement = float((classes == two_class(final[None]).argmax(1)).float().mean())
         visited = (
             r.search.visited
             if options.states is None
             else list(dict.fromkeys([plan.found.space.zero, *options.states]))
         )
+        shape = final.shape[1:]
+        shifts = [moved(plan, s, (shape[0], shape[1])) if len(shape) == 2 else (0, 0) for s in visited]
+        agreement, mutual = compare_states(r.logits, final, shifts)
         total = sum(r.weights) or 1.0
         states = tuple(
             Visited(s, c, w / total, logits)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unstride.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy, two_class
 from unstride.engine import Request
+from unstride.errors import OptionError
 from unstride.search import Search, random_score
 from unstride.states import State
 from unstride.stitch import Stitched
@@ -96,8 +97,8 @@ def run_procedure(
             last &= len(image.search.visited) >= options.budget
         if not requests:
             break
-        values = run.add(requests, keep=() if last else levels)
-        step.take(requests, list(values))
+        values = dict(zip(plan.engine.taps, run.add(requests, keep=() if last else levels), strict=True))
+        step.take(requests, [values[t.tap] for t in plan.targets])  # two outputs may come from one tap
     macs = [m + head_macs * len(r.scores) for m, r in zip(run.macs, runs, strict=True)]
     others = {i: run.plain[leaf] for i, leaf in enumerate(plan.graph.leaves) if leaf in run.plain}
     return runs, others, macs
@@ -105,7 +106,13 @@ def run_procedure(
 
 def _accumulator(plan: Plan, target: Target, options: Options) -> Accumulator:
     if options.align == "stitch" and target.grid is not None:
-        return Stitched(target.grid.spacing)
+        if plan.also:
+            raise OptionError(
+                "align='stitch': this model also returns values made from its coarse logit map (such as a mask), and a "
+                "stitched map is finer; use align=True, or a model that returns the logits alone"
+            )
+        out = plan.found.trace.shapes[target.leaf]
+        return Stitched(target, (out[2], out[3]))
     if options.aggregate == "attention" and target is plan.targets[0]:
         assert options.attention is not None
         return Attended(options.attention, options.border)
@@ -194,9 +201,7 @@ def aggregate_logits(plan: Plan, runs: list[ImageRun], like: Tensor) -> Tensor:
 
 
 def finish(plan: Plan, target: Target, aggregates: list[Tensor], sums: Sequence[Accumulator], like: Tensor) -> Tensor:
-    """Aggregated maps of several images -> the output; stitched maps are finer, so they are resized by themselves."""
+    """Aggregated maps of several images -> the output; stitched maps have its resolution already."""
     if any(isinstance(s, Stitched) for s in sums):
-        out = plan.found.trace.shapes[target.leaf]
-        rows = [s.resize(a, (out[2], out[3]), target) for s, a in zip(sums, aggregates, strict=True)]  # type: ignore[attr-defined]
-        return torch.stack(rows).to(like.dtype)
+        return torch.stack(aggregates).to(like.dtype)
     return target.finish(plan.unmap(torch.stack(aggregates), like, target))

@@ -72,16 +72,5 @@ def evidence(plan: Plan, x: Tensor, states: Sequence[State]) -> Tensor | None:
     return torch.stack(out)
 
 
-def moved(plan: Plan, state: State, size: tuple[int, int]) -> tuple[int, int]:
-    """How far a state's own output (H, W) lies beyond the plain one, in its pixels (rows, columns)."""
-    offset, grid = plan.offset(state, plan.targets[0]), plan.targets[0].grid
-    if offset is None or grid is None:
-        return 0, 0
-    shift = [
-        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * size[a] / plan.graph.size[a]) for a in (0, 1)
-    ]
-    return min(shift[0], size[0] - 1), min(shift[1], size[1] - 1)
-
-
 def _entropy(p: Tensor) -> Tensor:
     return -(p * p.clamp(min=1e-12).log()).sum(0)

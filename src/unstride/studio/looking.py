@@ -24,9 +24,9 @@ from unstride.models import Loaded
 from unstride.plots.segmentation import palette
 from unstride.plots.style import COLOURS, seen
 from unstride.plots.tree import rows
-from unstride.prediction import Prediction
+from unstride.prediction import Prediction, moved
 from unstride.report import Report
-from unstride.studio.disagreement import Disagreement, evidence, moved
+from unstride.studio.disagreement import Disagreement, evidence
 from unstride.tasks import Plan
 
 BUDGET = 30

@@ -123,6 +123,64 @@ def test_stitching_one_state_is_the_plain_map_and_all_states_refine_it(images: t
     torch.testing.assert_close(stitched[inside], ramp[inside], atol=1e-3, rtol=0)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("align", [True, "stitch"])
+def test_states_are_compared_where_they_belong(align: bool | str) -> None:
+    """An edge that every state sees at the same place of the image is no disagreement, though their grids differ."""
+    x = torch.arange(64.0).expand(1, 3, 48, 64)
+    image = 40 * torch.tanh(x / 4 - 7.6)  # smooth, so that where a state samples it hardly matters
+    image = torch.stack([image[:, 0], -image[:, 0], image[:, 0] - 60], 1)
+    better = unstride.enhance(Pooled(), image, task="segmentation", align=align, aggregate="mean", budget=16)
+    p = better.explain(image)[0]
+    apart = torch.stack([v.logits for v in p.states]).argmax(1)  # each on its own grid: up to 3 pixels apart
+    assert p.agreement > 0.99
+    assert float((apart == p.logits.argmax(0)).float().mean()) < p.agreement - 0.01
+    assert float(p.spread[:, 8:-8].max()) < 0.35
+
+
+@torch.no_grad()
+def test_stitching_keeps_an_edge_sharper_than_averaging_on_the_coarse_grid() -> None:
+    x = torch.arange(64.0).expand(1, 1, 48, 64)
+    image = torch.cat([x - 30.5, 30.5 - x, torch.full_like(x, -99)], 1).sign() * 5
+    truth = image[0].argmax(0)
+    every = [[a, b] for a in range(4) for b in range(4)]
+    plain = Pooled()(image)[0]
+    found = {
+        align: unstride.enhance(Pooled(), image, task="segmentation", align=align, aggregate="mean", states=every)(
+            image
+        )
+        for align in (True, "stitch")
+    }
+    slope = {name: float(f[0, 0, 24].diff().amax()) for name, f in found.items()}
+    assert slope["stitch"] > slope[True]
+    assert bool((found["stitch"][0].argmax(0) == truth).float().mean() >= (plain.argmax(0) == truth).float().mean())
+
+
+class LowAndHigh(nn.Module):
+    """Logits twice, before and after upsampling, and perhaps the mask made of them."""
+
+    def __init__(self, mask: bool) -> None:
+        super().__init__()
+        self.mask, self.a, self.b = mask, nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 4, 3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        low = self.b(self.a(x).relu())
+        out = F.interpolate(low, x.shape[2:], mode="bilinear")
+        return {"low": low, "out": out} | ({"mask": out.argmax(1)} if self.mask else {})
+
+
+@torch.no_grad()
+def test_outputs_that_come_from_one_map_stay_together(images: torch.Tensor) -> None:
+    better = unstride.enhance(seeded(LowAndHigh(True)), images[:1], task="segmentation", budget=5)
+    out = better(images)
+    torch.testing.assert_close(F.interpolate(out["low"], images.shape[2:], mode="bilinear"), out["out"])
+    assert torch.equal(out["out"].argmax(1), out["mask"])
+    fine = unstride.enhance(seeded(LowAndHigh(False)), images[:1], task="segmentation", budget=5, align="stitch")
+    assert {k: v.shape for k, v in fine(images).items()} == {k: v.shape for k, v in out.items() if k != "mask"}
+    with pytest.raises(OptionError, match="finer"):
+        better.with_options(align="stitch")(images)
+
+
 class Pooled(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.avg_pool2d(F.avg_pool2d(x, 2), 2)

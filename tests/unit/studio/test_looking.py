@@ -16,9 +16,10 @@ from unstride import models
 from unstride.answers import class_map, probabilities
 from unstride.images import Preprocess
 from unstride.models import Loaded
+from unstride.prediction import moved
 from unstride.states import State
 from unstride.studio import looking
-from unstride.studio.disagreement import Disagreement, moved
+from unstride.studio.disagreement import Disagreement
 from unstride.studio.looking import look
 
 
