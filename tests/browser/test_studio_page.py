@@ -220,6 +220,11 @@ def test_it_is_readable_in_a_narrow_dark_window(chrome: Chrome, classifying: str
         "c => c.match(/\\d+/g).slice(0, 3).reduce((sum, v) => sum + +v, 0))"
     )
     assert paper < 120 < 600 < ink
+    tall = "return document.querySelector('#tree svg').getBoundingClientRect().height"
+    whole = browser.run(tall)
+    browser.keys("#budget", HOME)
+    assert browser.run(tall) < whole / 3  # nothing stands beside the tree here, so it takes no more room than it needs
+    browser.keys("#budget", END)
     assert is_a_picture(browser.screenshot(shots / "studio-narrow-dark.png"))
 
 

@@ -15,7 +15,10 @@ from unstride.demo.photographs import PHOTOS, _inside
 from unstride.images import open_image
 from unstride.models import Loaded
 
-GARMENTS = SCENES = 10
+# Of the embedded sample, to look at and not to measure with: those that leave the network undecided show a search. Some
+# are corrected, some corrupted, some stay as they are; the last is an easy one.
+GARMENTS = (192, 860, 1055, 32, 2425, 1942, 1123, 1029, 1825, 0)
+SCENES = 10
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,8 @@ def offered(given: Loaded | None = None) -> list[Choice]:
 def samples_for(spec: str) -> list[Sample]:
     """Pictures of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
     if spec == "sample":
-        images, labels = sample.classification_sample(GARMENTS)
-        names = [sample.CLASSES[int(k)] for k in labels]
-        return [
-            Sample(f"{name} ({k + 1})", Image.fromarray(i))
-            for k, (i, name) in enumerate(zip(images, names, strict=True))
-        ]
+        images, labels = sample.classification_sample()
+        return [Sample(f"{sample.CLASSES[int(labels[k])]} ({k + 1})", Image.fromarray(images[k])) for k in GARMENTS]
     if spec == "sample-segmentation":
         scenes, _ = sample.segmentation_sample(SCENES)
         return [Sample(f"scene {k + 1}", Image.fromarray(scene)) for k, scene in enumerate(scenes)]
