@@ -115,6 +115,31 @@ def test_examples_run(
     assert capsys.readouterr().out.strip()
 
 
+def test_readme_is_true() -> None:
+    """Its Python runs (offline: random weights, small images), its commands and make targets exist, so do its links."""
+    from unstride.cli import app
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = dict(re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))["python"]
+    for ours, quick in (("pretrained=True", "pretrained=False"), ("224, 224", "64, 64"), ("resnet50", "resnet18")):
+        assert ours in code
+        code = code.replace(ours, quick)
+    names: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), names)
+    assert names["logits"].shape == (8, 1000)  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)
+    lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match(r"unstride \w", line)]
+    assert len(lines) >= 5
+    for line in lines:
+        _, name, *words = shlex.split(line)
+        group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`?make (\w+)", text):
+        assert f"\n{target}:" in makefile, target
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (ROOT / link).is_file(), link
+
+
 @pytest.mark.slow
 def test_torchrun_example_in_two_processes(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "with_torchrun.py")
