@@ -118,7 +118,8 @@ def normalise(x: Tensor, stats: tuple[tuple[float, ...], tuple[float, ...]]) -> 
     return (x.float() / 255 - mean) / std
 
 
-def imagenet(assets: Path, name: str, limit: int | None = None) -> Bench:
+def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224) -> Bench:
+    """`side`: of the centre that is kept of 256 px; views that crop need the margin."""
     import timm
 
     if name == "mobilenetv2":
@@ -129,13 +130,16 @@ def imagenet(assets: Path, name: str, limit: int | None = None) -> Bench:
         from unstride import models
 
         model, title = models.load(name).model, f"ImageNet {name}"
-    test = zipped(assets / "imagenet" / "val_1k_256.zip", HALF, limit)
-    fit = zipped(assets / "imagenet" / "train_500_256.zip", HALF, limit)
+    test = zipped(assets / "imagenet" / "val_1k_256.zip", HALF, limit, side)
+    fit = zipped(assets / "imagenet" / "train_500_256.zip", HALF, limit, side)
     return Bench(title, model.eval(), test, fit)
 
 
-def zipped(path: Path, stats: tuple[tuple[float, ...], tuple[float, ...]], limit: int | None) -> tuple[Tensor, Tensor]:
-    """Images of a zip with labels.csv (file,label), centre 224."""
+def zipped(
+    path: Path, stats: tuple[tuple[float, ...], tuple[float, ...]], limit: int | None, side: int = 224
+) -> tuple[Tensor, Tensor]:
+    """Images of a zip with labels.csv (file,label), the centre of 256 px."""
+    at = slice((256 - side) // 2, (256 + side) // 2)
     images, labels = [], []
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
@@ -147,6 +151,6 @@ def zipped(path: Path, stats: tuple[tuple[float, ...], tuple[float, ...]], limit
         for file, label in rows:
             with archive.open(prefix + file) as f:
                 image = Image.open(f).convert("RGB")
-                images.append(torch.from_numpy(np.asarray(image)[16:240, 16:240].copy()).permute(2, 0, 1))
+                images.append(torch.from_numpy(np.asarray(image)[at, at].copy()).permute(2, 0, 1))
             labels.append(int(label))
     return normalise(torch.stack(images), stats), torch.tensor(labels)
