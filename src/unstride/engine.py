@@ -14,6 +14,7 @@ from unstride.segments import Cutter, Segment
 from unstride.states import Selection, State
 from unstride.subsampling import Subsampling
 
+CHUNK = 32 << 20  # on a CPU larger chunks are slower: pages of big tensors are given back and fetched at every op
 Request = tuple[int, State]  # (image, state)
 Key = tuple[int, tuple[Selection, ...]]  # image and the selections up to a level: a node of the prefix trie
 
@@ -37,12 +38,13 @@ class Engine:
         if max_bytes < 1:
             raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
         self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
-        self.max_bytes = max_bytes
+        self.chunk_bytes = min(max_bytes, CHUNK) if graph.device.type == "cpu" else max_bytes
         self.cutter = Cutter(graph, found, run_segment)
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
+        self.plain_bytes = max(s.bytes for s in self.as_trained)
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
         self.batches = {n: self.cutter.batch(n) for n in dict.fromkeys([*kept, *taps, *plain])}
 
@@ -76,6 +78,10 @@ class Engine:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""
         kept = set(levels)
         return kept | {low for k in kept for later in self.needs[k + 1 :] for low in later if low <= k}
+
+    def read_once(self, level: int) -> bool:
+        """Whether only the next level reads this one: no skip, and nothing that the caller wants."""
+        return level not in self.roots and not any(level in needs for needs in self.needs[level + 2 :])
 
     def batch(self, node: Node) -> Batch:
         return self.batches[node]
@@ -113,8 +119,9 @@ class Run:
         n, depth = self.images.shape[0], self.engine.depth
         self.macs = [0] * n
         self.stored: list[dict[Key, tuple[Block, int]]] = [{} for _ in range(depth + 1)]
-        self.limit = {}  # type: ignore[var-annotated]
+        self.limit: dict[int, int] = {}
         zero = State.zero(depth)
+        self.children = [dict.fromkeys([(i, zero.selections[:k]) for i in range(n)], 1) for k in range(depth)]
         for level in range(depth + 1):
             keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
             self._level(level, keys, [zero] * n, self.engine.as_trained[level])
@@ -162,14 +169,28 @@ class Run:
             if level not in kept:
                 for key in todo[level]:
                     self.stored[level].pop(key, None)
+        if keep is not None:
+            self._forget_parents(todo)
         return tuple(out)
+
+    def _forget_parents(self, todo: list[dict[Key, State]]) -> None:
+        """A prefix that has had all its children will not be read again."""
+        for level in range(1, self.engine.depth):
+            rate = self.engine.found.layers[level].rate
+            for image, path in todo[level + 1]:
+                parent = (image, path[:level])
+                count = self.children[level][parent] = self.children[level].get(parent, 0) + 1
+                if count == rate[0] * rate[1] and self.engine.read_once(level):
+                    self.stored[level].pop(parent, None)
 
     # -- one level
     def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
         for image, _ in keys:
             self.macs[image] += segment.macs
         done = 0
-        chunk = self.limit.get(level) or max(1, self.engine.max_bytes // segment.bytes)
+        # No more than the plain network needs for these images, so that memory does not grow with the states.
+        room = min(self.engine.chunk_bytes, len(self.macs) * self.engine.plain_bytes)
+        chunk = self.limit.get(level) or max(1, room // segment.bytes)
         while done < len(keys):
             part = slice(done, min(done + chunk, len(keys)))
             try:

@@ -13,7 +13,8 @@ from torch.fx import Node
 from unstride.aggregate import BORDERS, Attention
 from unstride.capture import capture, check_images, frozen_eval
 from unstride.errors import InputError, ModelRaised, OptionError
-from unstride.optimise import channels_last, optimise
+from unstride.fused import Fuser, available
+from unstride.optimise import channels_last, mostly_convolutions, optimise
 from unstride.prediction import Prediction, Visited, compare_states, moved
 from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
 from unstride.search import CRITERIA, ORDERS, default_layers
@@ -68,7 +69,9 @@ class Enhanced(nn.Module):
             graph = optimise(graph) if self._optimise else graph
             found = find_layers(graph)
             graph = channels_last(graph, found) if self._optimise else graph
-            plan = make_plan(graph, found, self.task, self.space, self.max_bytes)
+            fuse = self._optimise and mostly_convolutions(found) and available(graph.device, graph.dtype)
+            run_segment = Fuser() if fuse else _as_it_is
+            plan = make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
             self._plans[key] = plan
         return plan
 
@@ -175,7 +178,7 @@ class Enhanced(nn.Module):
         macs_at: dict[int, list[float]] = {b: [] for b in budgets}
         predictions: list[Prediction] = []
         with torch.no_grad():
-            for part in images.split(self._images_at_once(plan, options)):
+            for part in images.split(self.images_at_once(plan, options, len(images))):
                 runs, others, macs = run_procedure(plan, part, options, budgets, explain)
                 leaves.append(self._leaves(plan, runs, others, part))
                 main = leaves[-1][_index(plan.graph.leaves, plan.targets[0].leaf)]
@@ -217,10 +220,19 @@ class Enhanced(nn.Module):
                 ) from error
             return padded, plan, (h / (h + ph), w / (w + pw))
 
-    def _images_at_once(self, plan: Plan, options: Options) -> int:
-        """How many images may be under way together: their stored prefixes must fit the memory bound."""
-        per_state = sum(_kept_bytes(plan, layer - 1) for layer in options.layers)
-        return max(1, self.max_bytes // max(1, per_state * options.budget))
+    def images_at_once(self, plan: Plan, options: Options, count: int | None = None) -> int:
+        """How many images may be under way together: their stored prefixes must fit the memory bound, and not take
+        more than the plain network needs for all `count` images.
+        """
+        stored, prefixes = 0, 1
+        for level in range(plan.engine.depth):
+            if level and (options.states is not None or level in options.layers):
+                rate = plan.found.layers[level - 1].rate
+                prefixes = min(options.budget, prefixes * rate[0] * rate[1])
+            if options.states is not None or level + 1 in options.layers:
+                stored += prefixes * _kept_bytes(plan, level)
+        bound = self.max_bytes if count is None else min(self.max_bytes, count * plan.engine.plain_bytes)
+        return max(1, bound // max(1, stored))
 
     def _leaves(self, plan: Plan, runs: list[ImageRun], others: dict[int, Tensor], part: Tensor) -> list[Any]:
         leaves: list[Any] = list(plan.graph.leaves)
@@ -366,6 +378,10 @@ def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
         )
     if asked["align"] == "stitch" and (task != "segmentation" or asked["aggregate"] == "max"):
         raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
+
+
+def _as_it_is(module: nn.Module) -> nn.Module:
+    return module
 
 
 def _kept_bytes(plan: Plan, level: int) -> int:

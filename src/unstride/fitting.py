@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from unstride.aggregate import Attention, two_class
@@ -19,18 +20,24 @@ from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
 from unstride.evaluation.distributed import World, world
 from unstride.fingerprint import fingerprint
-from unstride.pools import Pool, SampledSearch, Store, batches, check_labels, draw_pools, image_key, reusable
+from unstride.pools import Pool, SampledSearch, Store, batches, check_labels, draw_pools, image_key, reusable, unfamiliar
 from unstride.procedure import Options
 from unstride.search import Search
 from unstride.tasks import Plan
 from unstride.tta.progress import progress
 
 KIND = "attention-checkpoint"
+SCALE = 100  # how much faster the common part of w_o learns than its channels, up to a step of FASTEST
+FASTEST = 1e-2
+HALFWAY = 0.5  # of w_o, where the images only stand in for those of the test
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over the training images; epoch 0 is the untrained module, which is the mean. Accuracies from 0 to 1."""
+    """One pass over the training images; epoch 0 is the untrained module, which is the mean. Accuracies from 0 to 1.
+
+    Validation is of the weights that would be kept.
+    """
 
     epoch: int
     lr: float
@@ -52,6 +59,7 @@ class FitReport:
     states: int  # most states of any training image: less than the budget in a small space
     channels: int
     seed: int
+    familiar: bool  # accuracies are those on images made unfamiliar
     cached: bool  # maps were computed once, not in every epoch
     resumed: int  # epochs taken over from an earlier, ended run
     seconds: float
@@ -67,7 +75,9 @@ class FitReport:
         start = self.epochs[0].val_accuracy
         return (
             f"epoch {self.best} of {len(self.epochs) - 1} kept: validation accuracy {self.accuracy:.2%} "
-            f"(plain {self.plain:.2%}, mean {start:.2%}; {self.val_images} images), {self.seconds:.0f} s"
+            f"(plain {self.plain:.2%}, mean {start:.2%}; {self.val_images} {'unfamiliar ' * self.familiar}images), "
+            f"negative log-likelihood {self.epochs[self.best].val_nll:.4f} (mean {self.epochs[0].val_nll:.4f}), "
+            f"{self.seconds:.0f} s"
         )
 
 
@@ -76,8 +86,9 @@ def fit(
     train_loader: Iterable[Any],
     val_loader: Iterable[Any],
     *,
+    familiar: bool = True,
     epochs: int = 20,
-    lr: float = 1e-3,
+    lr: float = 1e-4,
     batch_size: int = 32,
     budget: int = 30,
     weight_decay: float = 0.01,
@@ -92,18 +103,22 @@ def fit(
     Example: `unstride.fit(better, train_loader, val_loader, cache_dir="work")`; loaders give (images, labels), with the
     model's own preprocessing.
 
-    The paper trains ImageNet networks with lr=1e-6 on 20,000 images; with a few thousand images and epochs that moves
-    nothing, so the default is larger. The best epoch by validation accuracy (then likelihood) is kept; the untrained
-    mean is a candidate. With `cache_dir`, a killed run goes on where it was; without, maps are kept in memory. Maps
-    that need more than `cache_bytes` are computed anew in each epoch. Under torchrun the processes share out the maps.
+    `familiar`: the network was trained on these images. It knows them by heart in its plain state, so that they teach to
+    trust that state and to be surer; therefore their coarse light is redrawn, and w_o goes only half the way. Say
+    `familiar=False` of images that the network has never seen.
+
+    The paper trains ImageNet networks with lr=1e-6 on 20,000 images; with fewer that moves nothing, so the default is
+    larger. Kept is the epoch of the best validation likelihood among those whose accuracy is not below that of the mean,
+    which is epoch 0. With `cache_dir`, a killed run goes on where it was; without, maps are kept in memory. Maps that
+    need more than `cache_bytes` are computed anew in each epoch. Under torchrun the processes share out the maps.
     """
-    _check(better, epochs, lr, batch_size, budget, weight_decay)
+    _check(better, familiar, epochs, lr, batch_size, budget, weight_decay)
     for what, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
         reusable(loader, what)
     first, _ = next(batches(train_loader, "train_loader"))
     plan = better.prepare(first)
     options = better.options(plan)
-    job = _Job(better, plan, options, budget, seed)
+    job = _Job(better, plan, options, budget, seed, familiar)
     folder = Path(cache_dir) if cache_dir is not None else None
     started = time.monotonic()
     with world() as us:
@@ -131,17 +146,22 @@ def fit(
         states=run.states,
         channels=run.attention.channels,
         seed=seed,
+        familiar=familiar,
         cached=train.cached and val.cached,
         resumed=resumed,
         seconds=time.monotonic() - started,
     )
 
 
-def _check(better: Any, epochs: int, lr: float, batch_size: int, budget: int, weight_decay: float) -> None:
+def _check(
+    better: Any, familiar: bool, epochs: int, lr: float, batch_size: int, budget: int, weight_decay: float
+) -> None:
     if not isinstance(better, Enhanced):
         raise OptionError(f"better: got {type(better).__name__}, wanted what unstride.enhance(model, example) returns")
     if better.task != "classification":
         raise OptionError(f"task={better.task!r}: the attention is for classification; segmentation is learning-free")
+    if not isinstance(familiar, bool):
+        raise OptionError(f"familiar: got {familiar!r}, wanted True (the network was trained on the images) or False")
     for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("budget", budget, 2)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise OptionError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
@@ -167,17 +187,20 @@ class _Job:
     options: Options
     budget: int
     seed: int
+    familiar: bool
 
     def pools(self, images: Tensor, labels: list[int], part: str, epoch: int) -> list[Pool]:
         check_labels(labels, max(2, self.plan.found.trace.shapes[self.plan.targets[0].leaf][1]))
         space, layers = self.plan.found.space, self.options.layers
+        if self.familiar:
+            images = unfamiliar(images, [f"{self.seed} {image_key(x, y)}" for x, y in zip(images, labels, strict=True)])
 
         def draw(key: str) -> Search:
             if part == "val":  # as at test time
                 return Search(space, layers, self.budget)
             return SampledSearch(space, layers, self.budget, seed=f"{self.seed} {epoch} {key}")
 
-        at_once = self.better._images_at_once(self.plan, replace(self.options, budget=self.budget))
+        at_once = self.better.images_at_once(self.plan, replace(self.options, budget=self.budget))
         out: list[Pool] = []
         for i in range(0, len(labels), at_once):
             part_of = slice(i, i + at_once)
@@ -187,7 +210,7 @@ class _Job:
     def key(self, *more: Any) -> str:
         o, found = self.options, self.plan.found
         what = [fingerprint(self.better.model), found.space.rates, found.space.strides, self.plan.space, self.budget]
-        what += [self.seed, o.layers, o.align, o.border, str(self.plan.graph.dtype), *more]
+        what += [self.familiar, self.seed, o.layers, o.align, o.border, str(self.plan.graph.dtype), *more]
         return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
 
 
@@ -251,10 +274,26 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             self.attention = Attention(channels).to(job.plan.graph.device)
-        self.optimiser = torch.optim.AdamW(self.attention.parameters(), lr=lr, weight_decay=decay)
+            nn.init.zeros_(self.attention.query.weight)  # no preference that was not learned
+            nn.init.zeros_(self.attention.query.bias)
+        self.scale = nn.Parameter(torch.zeros((), device=job.plan.graph.device))  # what all channels of w_o share
+        self.optimiser = torch.optim.AdamW(
+            [{"params": [*self.attention.parameters()], "weight_decay": decay}, {"params": [self.scale]}],
+            lr=lr,
+            weight_decay=0.0,
+        )
         self.history: list[Epoch] = []
         self.best, self.plain, self.states = 0, 0.0, 0
-        self.best_state = _copied(self.attention.state_dict())
+        self.best_state = self.kept()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The attention as it is now, with gradients."""
+        return {**dict(self.attention.named_parameters()), "out": self.attention.out + self.scale}
+
+    def kept(self) -> dict[str, Tensor]:
+        """What would be given to the user: halfway from the mean, where the images are stand-ins."""
+        found = _copied(self.weights())
+        return {**found, "out": found["out"] * (HALFWAY if self.job.familiar else 1.0)}
 
     def go_on(self, checkpoint: Path | None, show: bool) -> None:
         """Train from where it is to the last epoch."""
@@ -270,12 +309,12 @@ class _Training:
         """Epoch 0 only validates."""
         number = len(self.history)
         loss, lr = self._pass(number) if number else (None, 0.0)
-        accuracy, nll = self._validate()
+        state = self.kept()
+        accuracy, nll = self._validate(state)
         row = Epoch(number, lr, loss, accuracy, nll)
         self.history.append(row)
-        kept = self.history[self.best]
-        if (row.val_accuracy, -row.val_nll) > (kept.val_accuracy, -kept.val_nll):
-            self.best, self.best_state = number, _copied(self.attention.state_dict())
+        if accuracy >= self.history[0].val_accuracy and nll < self.history[self.best].val_nll:
+            self.best, self.best_state = number, state
         return row
 
     def _pass(self, number: int) -> tuple[float, float]:
@@ -284,8 +323,9 @@ class _Training:
         for step, pools in enumerate(self.train.groups(number, self.size, shuffled=True)):
             done = min(1.0, (number - 1 + step / steps) / self.epochs)
             lr = self.lr * (1 + math.cos(math.pi * done)) / 2
-            self.optimiser.param_groups[0]["lr"] = lr
-            logits, labels = self._logits(pools)
+            for group, step_size in zip(self.optimiser.param_groups, (lr, lr * _faster(self.lr)), strict=True):
+                group["lr"] = step_size
+            logits, labels = self._logits(pools, self.weights())
             loss = cross_entropy(logits, labels)
             self.optimiser.zero_grad()
             loss.backward()
@@ -295,18 +335,18 @@ class _Training:
             raise DataError(f"epoch {number}: the loss is {total}; use a lower lr than {self.lr:g}")
         return total / seen, lr
 
-    def _logits(self, pools: Sequence[Pool]) -> tuple[Tensor, Tensor]:
+    def _logits(self, pools: Sequence[Pool], weights: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         plan, device = self.job.plan, self.job.plan.graph.device
         maps = torch.stack([p.maps for p in pools]).to(device).float()
         self.states = maps.shape[1]
         labels = torch.tensor([p.label for p in pools], device=device)
-        return finish(plan, self.attention(maps)), labels
+        return finish(plan, functional_call(self.attention, weights, (maps,))), labels
 
     @torch.no_grad()
-    def _validate(self) -> tuple[float, float]:
+    def _validate(self, weights: dict[str, Tensor]) -> tuple[float, float]:
         right, plain, nll, seen = 0, 0, 0.0, 0
         for pools in self.val.groups(0, self.size, shuffled=False):
-            logits, labels = self._logits(pools)
+            logits, labels = self._logits(pools, weights)
             right += int((logits.argmax(1) == labels).sum())
             nll += float(cross_entropy(logits, labels, reduction="sum"))
             if not self.history:
@@ -319,7 +359,7 @@ class _Training:
 
     # -- to go on after a kill
     def save(self, path: Path) -> None:
-        tensors = {f"now.{k}": v for k, v in self.attention.state_dict().items()}
+        tensors = {"scale": self.scale.detach()} | {f"now.{k}": v for k, v in self.attention.state_dict().items()}
         tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
         for i, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{i}.{k}": v for k, v in state.items()}
@@ -337,6 +377,8 @@ class _Training:
             return 0  # damaged by the disk, not by a kill: train again
         part = lambda name: {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}  # noqa: E731
         self.attention.load_state_dict(part("now."))
+        with torch.no_grad():
+            self.scale.copy_(tensors["scale"])
         self.best_state = part("best.")
         states: dict[int, dict[str, Tensor]] = {}
         for name, value in part("optimiser.").items():
@@ -346,6 +388,11 @@ class _Training:
         self.history = [Epoch(**row) for row in meta["history"]]
         self.best, self.plain, self.states = meta["best"], meta["plain"], meta["states"]
         return len(self.history) - 1
+
+
+def _faster(lr: float) -> float:
+    """By how much the common part of w_o is faster: it moves all logits alike, and many steps would be needed."""
+    return max(1.0, min(float(SCALE), FASTEST / lr))
 
 
 def attention_channels(plan: Plan) -> int:

@@ -93,11 +93,14 @@ def _placeholder(graph: Graph, conv: Node, what: str, value: Tensor, constants: 
     return node
 
 
+def mostly_convolutions(found: Subsampling) -> bool:
+    macs = found.trace.macs
+    return sum(m for n, m in macs.items() if op_name(n) == "conv2d") >= 0.5 * max(1, sum(macs.values()))
+
+
 def channels_last(graph: Graph, found: Subsampling) -> Graph:
     """Weights laid out channels last, where convolutions do most of the work; activations follow by themselves."""
-    macs = found.trace.macs
-    share = sum(m for n, m in macs.items() if op_name(n) == "conv2d") / max(1, sum(macs.values()))
-    if share < 0.5 or graph.device.type not in ("cpu", "cuda"):
+    if not mostly_convolutions(found) or graph.device.type not in ("cpu", "cuda"):
         return graph
     constants = {
         name: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t

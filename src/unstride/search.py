@@ -66,9 +66,10 @@ class Search:
             state = min(self._open, key=ranks.__getitem__)
             return state, self._open[state][0]
         ordered = sorted(self._open, key=ranks.__getitem__)
+        place = {state: 1 + i / len(ordered) for i, state in enumerate(ordered)}
         return min(
             ((state, layer) for state in ordered for layer in self._open[state]),
-            key=lambda pair: (self.costs[pair[1] - 1] * (1 + ordered.index(pair[0]) / len(ordered)), ranks[pair[0]]),
+            key=lambda pair: (self.costs[pair[1] - 1] * place[pair[0]], ranks[pair[0]]),
         )
 
 

@@ -156,8 +156,10 @@ class _Builder:
                     inputs[source] = inputs.get(source, True) and through and not direct
         for source in inputs:
             self.env[source] = self.out.placeholder(source.name)
+            self.env[source].meta = dict(source.meta)
         for n in own:
             self.env[n] = self._copy(n, moves[n])
+            self.env[n].meta = dict(n.meta)
         self.out.output(tuple(self.env[n] for n in outputs))
         return tuple(inputs), frozenset(s for s, lazy in inputs.items() if lazy)
 

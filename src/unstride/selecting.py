@@ -141,7 +141,7 @@ def _draw(
 ) -> list[str]:
     """Maps of all candidates of all images, once; the images' keys."""
     keys: list[str] = []
-    at_once = better._images_at_once(plan, replace(options, budget=len(pool)))
+    at_once = better.images_at_once(plan, replace(options, budget=len(pool)))
     total = len(loader) if isinstance(loader, Sized) else None
     with progress("maps of the candidates", total, show) as advance:
         for images, labels in batches(loader, "loader"):

@@ -1,11 +1,11 @@
 """Classification, segmentation: where the map is, what confidence is, how the output is rebuilt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.align import Offset, from_map, to_map
@@ -73,7 +73,14 @@ class Plan:
         return out.to(like.dtype)
 
 
-def make_plan(graph: Graph, found: Subsampling, task: str, space: str | None, max_bytes: int) -> Plan:
+def make_plan(
+    graph: Graph,
+    found: Subsampling,
+    task: str,
+    space: str | None,
+    max_bytes: int,
+    run_segment: Callable[[nn.Module], nn.Module] = lambda m: m,
+) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     found.require_layers()
     leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
@@ -99,7 +106,7 @@ def make_plan(graph: Graph, found: Subsampling, task: str, space: str | None, ma
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
     first = pairs[0][1]
     after = [leaf for leaf in others if graph.image not in _ancestors_until([leaf], {first}) and leaf is not first]
-    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], max_bytes=max_bytes)
+    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], max_bytes, run_segment)
 
     def head(tap: Node, leaf: Node) -> Segment | None:
         if tap is leaf:

@@ -1,0 +1,139 @@
+"""Convolutions with weights packed once, and the sum and activation after them in the same pass (oneDNN).
+
+Only for float32 on a CPU; the results are those of the separate ops to float rounding. Eager torch rearranges the
+weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+aten = torch.ops.aten
+_ALONE: dict[Any, tuple[str, list[float]]] = {
+    aten.silu.default: ("swish", []),
+    aten.hardswish.default: ("hardswish", []),
+    aten.relu6.default: ("hardtanh", [0.0, 6.0]),
+}
+_NEEDED = ("_reorder_convolution_weight", "_get_mkldnn_serialized_md", "_convolution_pointwise")
+
+
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of torch has the ops, and they speak of this device and type."""
+    usable = device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    usable = usable and bool(torch.backends.mkldnn.enabled)
+    return usable and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
+
+
+@dataclass(eq=False)
+class Packing:
+    """One weight (K, C, h, w) in the layouts that its uses want: few, though there are many batch sizes."""
+
+    dense: Tensor
+    layouts: dict[bytes, Tensor] = field(default_factory=dict)
+    uses: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+
+    def __call__(self, shape: torch.Size, padding: Any, stride: Any, dilation: Any, groups: int) -> Tensor:
+        key = (*shape, *padding)
+        packed = self.uses.get(key)
+        if packed is None:
+            ops = torch.ops.mkldnn
+            fresh = ops._reorder_convolution_weight(self.dense, padding, stride, dilation, groups, list(shape))
+            layout = bytes(ops._get_mkldnn_serialized_md(fresh).tolist())
+            packed = self.uses[key] = self.layouts.setdefault(layout, fresh)
+        return packed
+
+
+class FusedConv(nn.Module):
+    """activation(conv(x) + other), with or without the sum and the activation."""
+
+    def __init__(
+        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias, self.act = weight, bias, act
+        stride, padding, dilation, groups = args
+        self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        packed = self.weight(x.shape, *self.where)
+        name, scalars = self.act
+        op = torch.ops.mkldnn._convolution_pointwise
+        if other is None:
+            return op(x, packed, self.bias, *self.where, name, scalars, "")
+        other = other.contiguous(memory_format=torch.channels_last)
+        after = None if name == "none" else name
+        return op.binary(x, other, packed, self.bias, *self.where, "add", None, after, scalars, "")
+
+
+@dataclass(eq=False)
+class Fuser:
+    """Rewrites segments of one network; a weight that several segments use is packed for all of them."""
+
+    packings: dict[int, Packing] = field(default_factory=dict)
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        assert isinstance(module, GraphModule)
+        graph = module.graph
+        for i, n in enumerate([n for n in graph.nodes if n.target is aten.conv2d.default]):
+            args = [*n.args, *(None, 1, 0, 1, 1)[len(n.args) - 2 :]]
+            weight, bias = _constant(module, args[1]), _constant(module, args[2])
+            if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
+                continue
+            end, other = _sum_after(n)
+            end, act = _activation_after(end, (other is not None))
+            packing = self.packings.setdefault(weight.data_ptr(), Packing(weight))
+            name = f"conv_{i}"
+            module.add_submodule(name, FusedConv(packing, bias, tuple(args[3:7]), act))
+            with graph.inserting_before(end):  # where everything it reads is there
+                inputs = (args[0],) if other is None else (args[0], other)
+                fused = graph.call_module(name, inputs)
+            fused.meta = dict(end.meta)
+            end.replace_all_uses_with(fused)
+        graph.eliminate_dead_code()
+        module.recompile()
+        return module
+
+
+def _constant(module: nn.Module, v: Any) -> Tensor | None:
+    return getattr(module, str(v.target), None) if isinstance(v, Node) and v.op == "get_attr" else None
+
+
+def _sum_after(conv: Node) -> tuple[Node, Node | None]:
+    """conv -> the sum that alone reads it, and its other operand, a map of the same shape."""
+    user = _only_user(conv)
+    if user is None or user.target is not aten.add.Tensor or user.kwargs or len(user.args) != 2:
+        return conv, None
+    other = user.args[1] if user.args[0] is conv else user.args[0]
+    if not isinstance(other, Node) or other is conv or not _same_shape(conv, other):
+        return conv, None
+    return user, other
+
+
+def _activation_after(n: Node, summed: bool) -> tuple[Node, tuple[str, list[float]]]:
+    user = _only_user(n)
+    if user is not None and not user.kwargs:
+        if user.target is aten.relu.default:
+            return user, ("relu", [])
+        if user.target is aten.hardtanh.default and not summed:
+            given: list[Any] = list(user.args[1:])
+            return user, ("hardtanh", [float(v) for v in [*given, *(-1.0, 1.0)[len(given) :]]])
+        if user.target in _ALONE and not summed:
+            return user, _ALONE[user.target]
+    return n, ("none", [])
+
+
+def _only_user(n: Node) -> Node | None:
+    return next(iter(n.users)) if len(n.users) == 1 else None
+
+
+def _same_shape(a: Node, b: Node) -> bool:
+    shapes = [getattr(n.meta.get("val"), "shape", None) for n in (a, b)]
+    return all(s is not None and len(s) == 4 for s in shapes) and list(shapes[0][1:]) == list(shapes[1][1:])  # type: ignore[index]
+
+
+def _pair(v: Any) -> list[int]:
+    values = [int(i) for i in v] if isinstance(v, list | tuple) else [int(v)]
+    return [values[0], values[-1]]

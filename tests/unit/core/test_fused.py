@@ -1,0 +1,87 @@
+"""Packed and fused convolutions: the same numbers as the separate ops, to float rounding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import unstride
+from unstride.fused import FusedConv, Packing, available
+
+pytestmark = pytest.mark.skipif(
+    not available(torch.device("cpu"), torch.float32), reason="this build of torch has no oneDNN"
+)
+
+
+class Residual(nn.Module):
+    """Every shape the rewriting looks for, and the neighbours it must leave alone."""
+
+    def __init__(self, act: str) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, 2, 1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.a, self.b = nn.Conv2d(8, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+        self.skip = nn.Conv2d(8, 8, 1, 2)
+        self.deep = nn.Conv2d(8, 8, 3, 1, 1, groups=8)
+        self.head = nn.Linear(8, 5)
+        self.act = act
+
+    def f(self, x: Tensor) -> Tensor:
+        return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish, "gelu": F.gelu}[self.act](x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.f(self.norm(self.stem(x)))
+        y = F.relu(self.b(self.f(self.a(x))) + self.skip(x))
+        y = self.f(self.deep(y) + y.mean((2, 3), keepdim=True))  # a sum that broadcasts is not fused
+        z = self.deep(y)
+        return self.head((z + F.hardtanh(z, -0.5, 2.0) + y).mean((2, 3)))  # read twice: nothing to fuse
+
+
+def fused(better: unstride.Enhanced, images: Tensor) -> list[FusedConv]:
+    engine = better.prepare(images).engine
+    segments = [*engine.as_trained, *engine.moved]
+    return [m for s in segments for m in s.module.modules() if isinstance(m, FusedConv)]
+
+
+@pytest.mark.parametrize("act", ["relu", "relu6", "silu", "hardswish", "gelu"])
+def test_fused_is_the_same_network(act: str) -> None:
+    torch.manual_seed(0)
+    net = Residual(act).eval()
+    nn.init.uniform_(net.norm.running_var, 0.5, 2.0)
+    images = torch.randn(5, 3, 33, 30)
+    fast = unstride.enhance(net, images[:1], budget=10)
+    literal = unstride.enhance(net, images[:1], budget=10, optimise=False)
+    for n in (1, 2, 5):
+        torch.testing.assert_close(fast(images[:n]), literal(images[:n]), rtol=1e-5, atol=1e-5)
+    names = [m.act[0] for m in fused(fast, images)]
+    assert len(names) >= 12 and "relu" in names
+    assert {"relu6": "hardtanh", "silu": "swish", "gelu": "none"}.get(act, act) in names
+    assert not fused(literal, images)
+
+
+def test_what_is_added_is_not_written_to() -> None:
+    weight, x, other = torch.randn(4, 4, 3, 3), torch.randn(2, 4, 9, 9), torch.randn(2, 4, 9, 9)
+    before = other.clone()
+    out = FusedConv(Packing(weight), None, (1, 1, 1, 1), ("relu", []))(x, other)
+    torch.testing.assert_close(out, F.relu(F.conv2d(x, weight, padding=1) + other), rtol=1e-5, atol=1e-5)
+    assert torch.equal(other, before)
+
+
+def test_batch_sizes_share_layouts() -> None:
+    weight = torch.randn(64, 32, 1, 1)
+    packing = Packing(weight.contiguous(memory_format=torch.channels_last))
+    for n in range(1, 40):
+        x = torch.randn(n, 32, 7, 7)
+        packed = packing(x.shape, [0, 0], [1, 1], [1, 1], 1)
+        assert packing(x.shape, [0, 0], [1, 1], [1, 1], 1) is packed
+    assert len(packing.uses) == 39 and len(packing.layouts) < 10
+
+
+def test_only_float32_on_the_cpu_is_fused() -> None:
+    assert not available(torch.device("cpu"), torch.float64)
+    assert not available(torch.device("meta"), torch.float32)
+    net = Residual("relu").double().eval()
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    better = unstride.enhance(net, images[:1], budget=4)
+    better(images)
+    assert not fused(better, images)
