@@ -1,5 +1,6 @@
 """Training the attention: what is learned, what is never touched, and that a killed run ends as a whole one."""
 
+import copy
 import math
 import os
 import signal
@@ -12,15 +13,16 @@ import pytest
 import torch
 from torch import nn
 
+import unstride
 from unstride.aggregate import Attention
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, OptionError
 from unstride.fingerprint import fingerprint
 from unstride.fitting import FitReport, fit
-from unstride.pools import SampledSearch, draw_pools
+from unstride.pools import SampledSearch, draw_pools, unfamiliar
 from unstride.states import State, StateSpace
 
-OPTIONS = {"epochs": 3, "lr": 0.02, "budget": 8, "batch_size": 16, "show": False}
+OPTIONS = {"epochs": 3, "lr": 0.02, "budget": 8, "batch_size": 16, "show": False, "familiar": False}
 
 
 def weights(better: Enhanced) -> dict[str, torch.Tensor]:
@@ -39,7 +41,8 @@ def test_training_lowers_the_loss_and_never_loses_validation_accuracy(better, tr
     assert losses[-1] < losses[0]
     assert report.epochs[0].loss is None
     assert report.accuracy >= report.epochs[0].val_accuracy
-    assert report.accuracy == max(e.val_accuracy for e in report.epochs)
+    start, kept = report.epochs[0], report.epochs[report.best]
+    assert kept.val_nll == min(e.val_nll for e in report.epochs if e.val_accuracy >= start.val_accuracy)
     assert (report.train_images, report.val_images, report.states, report.channels) == (48, 40, 8, 12)
     assert fingerprint(better.model) == before
     assert all(p.grad is None for p in better.model.parameters())
@@ -84,6 +87,42 @@ def test_a_seed_decides_everything_but_the_order_of_the_loader_nothing(better, t
     assert not same(first, weights(better))
 
 
+def test_familiar_images_get_another_light_whatever_their_batch():
+    x = torch.randn(6, 3, 24, 24, generator=torch.Generator().manual_seed(0)) + 0.3
+    seeds = [str(i) for i in range(6)]
+    new = unfamiliar(x, seeds)
+    assert torch.equal(unfamiliar(x[2:4], seeds[2:4]), new[2:4])
+    assert not torch.equal(unfamiliar(x[:1], ["other"]), new[:1])
+    coarse = torch.nn.functional.adaptive_avg_pool2d
+    assert (coarse(new, 4) - coarse(x, 4)).abs().amax((1, 2, 3)).min() > 0.01
+    fine = lambda v: v[..., 1:] - v[..., :-1]  # noqa: E731
+    assert (fine(new) - fine(x)).abs().mean() < 0.1 * fine(x).abs().mean()  # shapes stay
+
+
+def test_what_familiar_images_teach_goes_half_the_way(better, train, val, monkeypatch):
+    """Without the new light only the way of w_o differs, and an untrained query prefers no state."""
+    monkeypatch.setattr("unstride.fitting.unfamiliar", lambda images, seeds: images)
+    found = []
+    for familiar in (False, True):
+        report = fit(better, train, train, **{**OPTIONS, "epochs": 1, "lr": 1e-3, "familiar": familiar})
+        assert report.best == 1
+        found.append(weights(better))
+    assert torch.allclose(found[1]["out"], found[0]["out"] / 2) and found[0]["out"].abs().max() > 0
+    assert torch.equal(found[0]["query.weight"], found[1]["query.weight"])
+
+
+def test_overconfident_logits_are_softened(net, train, val):
+    """The common part of w_o is fast enough to find the scale of the logits in few steps."""
+    sure = copy.deepcopy(net)
+    with torch.no_grad():
+        sure[-1].weight.mul_(20)
+        sure[-1].bias.mul_(20)
+    better = unstride.enhance(sure, train[0][0][:1], budget=6)
+    report = fit(better, train, val, **{**OPTIONS, "epochs": 40, "lr": 1e-4})
+    assert report.epochs[report.best].val_nll < 0.8 * report.epochs[0].val_nll
+    assert float(better.attention.out.mean()) < -0.2
+
+
 def test_maps_that_do_not_fit_are_computed_anew(better, train, val):
     report = fit(better, train, val, **OPTIONS, cache_bytes=1000)
     assert not report.cached
@@ -110,6 +149,7 @@ def test_global_random_state_is_left_alone(better, train, val):
         ({"budget": 1}, "budget"),
         ({"batch_size": True}, "batch_size"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"familiar": "no"}, "familiar"),
     ],
 )
 def test_bad_options_are_refused_by_name(better, train, val, change, word):
@@ -204,7 +244,6 @@ def test_a_killed_run_goes_on_and_ends_the_same(tmp_path):
     assert (killed / "out.safetensors").read_bytes() == (whole / "out.safetensors").read_bytes()
 
 
-@pytest.mark.slow
 def test_processes_share_the_maps_and_agree(tmp_path):
     """Two processes under torchrun end with what one process learns; each computed some of the maps."""
     alone, shared = tmp_path / "alone", tmp_path / "shared"
