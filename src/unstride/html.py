@@ -121,15 +121,15 @@ def charts(metric: str, measured: Mapping[str, Sequence[Measured]], note: str = 
 def layer_table(report: Report) -> Table:
     """What `unstride.inspect` found, a row per layer."""
     return Table(
-        ("layer", "rate", "ops", "stride", "map", "one more state costs"),
+        ("layer", "rate", "map", "one more state costs", "stride", "ops"),
         tuple(
             (
                 str(layer.index),
                 f"{layer.rate[0]}x{layer.rate[1]}",
-                ", ".join(f"{path} ({kind})" for path, kind in layer.ops),
-                f"{layer.stride[0]}x{layer.stride[1]}",
                 f"{layer.map[0]}x{layer.map[1]}",
                 f"{layer.cost:.0%} of a forward",
+                f"{layer.stride[0]}x{layer.stride[1]}",
+                ", ".join(f"{path} ({kind})" for path, kind in layer.ops),
             )
             for layer in report.layers
         ),
@@ -325,6 +325,6 @@ figure { margin: 0; }
 .corrected { color: var(--good); } .corrupted { color: var(--bad); }
 @media print { :root { --paper: #fff; --ink: #000; --soft: #333; --line: #bbb; --tint: #fff; --s0: #000; --s1: #555;
   --s2: #000; --s3: #555; --good: #000; --bad: #000; --warn: #000; }
-  main { max-width: none; padding: 0; } figure, tr, .facts { break-inside: avoid; } h2 { break-after: avoid; }
+  main { max-width: none; padding: 0; } figure, tr, .facts { break-inside: avoid; } h2, .soft { break-after: avoid; }
   .wide, .picture { overflow: visible; } .picture img { min-width: 0; } }
 """
