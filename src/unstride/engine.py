@@ -157,7 +157,7 @@ class Run:
                     todo[level][key] = state
                     open_levels += engine.needs[level]
         for level in range(1, depth + 1):
-            keys = list(todo[level])
+            keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
                 self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
         out = []

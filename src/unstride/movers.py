@@ -34,21 +34,22 @@ class Rows:
     def gather(self) -> Tensor:
         dim, m = self.batch.dim, self.batch.factor
         first = self.places[0][0]
-        runs = self._runs()
+        runs = _together(self.places, [0] * len(self.places))
         if len(runs) > 1 and m == 1 and all(t is first for t, _ in self.places):
             return first.index_select(dim, torch.tensor([r for _, r in self.places], device=first.device))
         pieces = [t.narrow(dim, start * m, count * m) for t, start, count in runs]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
-    def _runs(self) -> list[tuple[Tensor, int, int]]:
-        """Neighbouring rows of one tensor are taken together: (tensor, first row, how many)."""
-        runs: list[tuple[Tensor, int, int]] = []
-        for t, r in self.places:
-            if runs and runs[-1][0] is t and runs[-1][1] + runs[-1][2] == r:
-                runs[-1] = (t, runs[-1][1], runs[-1][2] + 1)
-            else:
-                runs.append((t, r, 1))
-        return runs
+
+def _together(places: Sequence[tuple[Tensor, int]], starts: Sequence[Any]) -> list[tuple[Tensor, int, int]]:
+    """Neighbouring rows of one tensor that start at the same place: (tensor, first row, how many)."""
+    runs: list[tuple[Tensor, int, int]] = []
+    for j, (t, r) in enumerate(places):
+        if runs and runs[-1][0] is t and runs[-1][1] + runs[-1][2] == r and starts[j] == starts[j - 1]:
+            runs[-1] = (t, runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((t, r, 1))
+    return runs
 
 
 class Mover(nn.Module):
@@ -94,8 +95,11 @@ class Mover(nn.Module):
         if self.reach is not None:
             shape[2], shape[3] = self.reach
         out = _empty(shape, sample)
-        for j, ((t, r), s) in enumerate(zip(places, states, strict=True)):
-            self._copy(t.narrow(dim, r * m, m), out.narrow(dim, j * m, m), (self.start(s, 0), self.start(s, 1)))
+        starts = [(self.start(s, 0), self.start(s, 1)) for s in states]
+        j = 0
+        for t, r, count in _together(places, starts):
+            self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j])
+            j += count
         return out
 
     def _copy(self, x: Tensor, out: Tensor, start: tuple[int, int]) -> None:
