@@ -20,7 +20,17 @@ from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
 from unstride.evaluation.distributed import World, world
 from unstride.fingerprint import fingerprint
-from unstride.pools import Pool, SampledSearch, Store, batches, check_labels, draw_pools, image_key, reusable, unfamiliar
+from unstride.pools import (
+    Pool,
+    SampledSearch,
+    Store,
+    batches,
+    check_labels,
+    draw_pools,
+    image_key,
+    reusable,
+    unfamiliar,
+)
 from unstride.procedure import Options
 from unstride.search import Search
 from unstride.tasks import Plan
@@ -103,14 +113,14 @@ def fit(
     Example: `unstride.fit(better, train_loader, val_loader, cache_dir="work")`; loaders give (images, labels), with the
     model's own preprocessing.
 
-    `familiar`: the network was trained on these images. It knows them by heart in its plain state, so that they teach to
-    trust that state and to be surer; therefore their coarse light is redrawn, and w_o goes only half the way. Say
+    `familiar`: the network was trained on these images. It knows them by heart in its plain state, so that they teach
+    to trust that state and to be surer; therefore their coarse light is redrawn, and w_o goes only half the way. Say
     `familiar=False` of images that the network has never seen.
 
     The paper trains ImageNet networks with lr=1e-6 on 20,000 images; with fewer that moves nothing, so the default is
-    larger. Kept is the epoch of the best validation likelihood among those whose accuracy is not below that of the mean,
-    which is epoch 0. With `cache_dir`, a killed run goes on where it was; without, maps are kept in memory. Maps that
-    need more than `cache_bytes` are computed anew in each epoch. Under torchrun the processes share out the maps.
+    larger. Kept is the epoch of the best validation likelihood among those whose accuracy is not below the mean's
+    (epoch 0). With `cache_dir`, a killed run goes on where it was; without, maps are kept in memory. Maps that need
+    more than `cache_bytes` are computed anew in each epoch. Under torchrun the processes share out the maps.
     """
     _check(better, familiar, epochs, lr, batch_size, budget, weight_decay)
     for what, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
@@ -277,11 +287,8 @@ class _Training:
             nn.init.zeros_(self.attention.query.weight)  # no preference that was not learned
             nn.init.zeros_(self.attention.query.bias)
         self.scale = nn.Parameter(torch.zeros((), device=job.plan.graph.device))  # what all channels of w_o share
-        self.optimiser = torch.optim.AdamW(
-            [{"params": [*self.attention.parameters()], "weight_decay": decay}, {"params": [self.scale]}],
-            lr=lr,
-            weight_decay=0.0,
-        )
+        groups: list[dict[str, Any]] = [{"params": [*self.attention.parameters()], "weight_decay": decay}]
+        self.optimiser = torch.optim.AdamW([*groups, {"params": [self.scale], "weight_decay": 0.0}], lr=lr)
         self.history: list[Epoch] = []
         self.best, self.plain, self.states = 0, 0.0, 0
         self.best_state = self.kept()

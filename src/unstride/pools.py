@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from unstride.aggregate import entropy
 from unstride.align import Offset, align, align_covered
@@ -24,6 +25,7 @@ from unstride.states import State
 from unstride.tasks import Plan
 
 KIND = "pools"
+COARSE = 4  # cells a side: light and colour, not shape
 SHARP = 0.05  # a state of criterion c is expanded with probability ~ 1 / (c + SHARP)
 Draw = Callable[[str], "Search | Sequence[State]"]  # image key -> how its states are found
 
@@ -61,6 +63,23 @@ def image_key(image: Tensor, label: int) -> str:
     sha = hashlib.sha256(f"{label} {tuple(image.shape)} {image.dtype}".encode())
     sha.update(image.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return sha.hexdigest()[:32]
+
+
+def unfamiliar(images: Tensor, seeds: Sequence[str]) -> Tensor:
+    """Images (B, C, H, W) that the network does not know by heart: fine detail kept, the coarse light of 4 x 4 cells
+    redrawn with the image's own mean and spread, the same for a seed whatever the batch.
+    """
+    coarse = adaptive_avg_pool2d(images.float(), COARSE)
+    drawn = torch.stack(
+        [torch.randn(coarse.shape[1:], generator=torch.Generator().manual_seed(_number(seed))) for seed in seeds]
+    ).to(coarse)
+    new = coarse.mean((2, 3), keepdim=True) + coarse.flatten(2).std(2)[..., None, None] * drawn
+    light = interpolate(new - coarse, size=images.shape[2:], mode="bilinear", align_corners=False)
+    return (images.float() + light).to(images.dtype)
+
+
+def _number(seed: str) -> int:
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "big")
 
 
 def draw_pools(plan: Plan, images: Tensor, labels: Sequence[int], draw: Draw, options: Options) -> list[Pool]:

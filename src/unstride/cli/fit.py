@@ -32,7 +32,8 @@ def register(app: typer.Typer) -> None:
         epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
         lr: Annotated[
             float, typer.Option(help="Learning rate; the paper's 1e-6 is for ImageNet's 20,000 images.")
-        ] = 1e-3,
+        ] = 1e-4,
+        unseen: Annotated[bool, typer.Option(help="The network was not trained on these images.")] = False,
         batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 32,
         seed: Annotated[int, typer.Option(help="Of the start, the order and the states.")] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -66,6 +67,7 @@ def register(app: typer.Typer) -> None:
         better = unstride.enhance(loaded.model, images.tensors(0)[0][None])
         work = out.with_name(out.name + ".partial")
         options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
+        options["familiar"] = not unseen
         with world() as us:
             report = train(better, *loaders, **options, cache_dir=work)
             if us.leads:

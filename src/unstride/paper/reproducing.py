@@ -248,6 +248,7 @@ class Job:
             better,
             Batches(train, train.preprocess),
             Batches(validation, validation.preprocess),
+            familiar=False,  # training images as they are, as the paper has it
             budget=_FIT_BUDGET,
             epochs=self.epochs,
             seed=self.seed,

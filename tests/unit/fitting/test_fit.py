@@ -106,7 +106,7 @@ def test_what_familiar_images_teach_goes_half_the_way(better, train, val, monkey
     for familiar in (False, True):
         report = fit(better, train, train, **{**OPTIONS, "epochs": 1, "lr": 1e-3, "familiar": familiar})
         assert report.best == 1
-        found.append(weights(better))
+        found.append({k: v.clone() for k, v in weights(better).items()})
     assert torch.allclose(found[1]["out"], found[0]["out"] / 2) and found[0]["out"].abs().max() > 0
     assert torch.equal(found[0]["query.weight"], found[1]["query.weight"])
 
