@@ -1,10 +1,11 @@
-"""Trains a DeepLab-like network on CamVid from scratch, to measure on images that it has not seen.
+"""Trains small networks on CamVid from scratch, to measure on images that they have not seen.
 
-    python benchmarks/camvid.py --assets DIR --out DIR     # DIR/camvid_240x180.zip; about an hour on one core
+    python -m benchmarks.camvid --assets DIR --out DIR --net deeplab    # half an hour on one core; --net unet, too
 
-The archive holds {train,val,test}/images/*.jpg and {train,val,test}/masks/*.png of 240x180 pixels with 11 classes;
-11 is void. CamVid is CC BY-NC: neither it nor this network is part of unstride. Writes `net.safetensors` for
-`build()` below, and `plain.json` with the mIoU of the plain network.
+DIR/camvid/camvid_240x180.zip holds {train,val,test}/images/*.jpg and {train,val,test}/masks/*.png of 240x180 pixels
+with 11 classes; 11 is void. CamVid is CC BY-NC: neither it nor these networks are part of unstride. Writes
+`NET.safetensors` (the epoch that is best on val) for `build(NET)` below, and `NET.json` with the plain network's mIoU.
+A killed run goes on from its last epoch, with the same result; test images play no part in training or choosing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,6 +30,7 @@ VOID = 11
 MEAN = torch.tensor([0.41, 0.42, 0.43]).view(3, 1, 1)
 STD = torch.tensor([0.30, 0.30, 0.30]).view(3, 1, 1)
 CROP = (160, 208)
+PADDING = (0, 0, 0, 12)  # frames of 180 rows get 192, a multiple of both networks' strides
 BATCH = 8
 SEED = 1
 
@@ -50,7 +52,7 @@ class Block(nn.Module):
         return F.relu(self.conv2(F.relu(self.conv1(x))) + self.downsample(x))
 
 
-class Net(nn.Module):
+class DeepLab(nn.Module):
     """(B, 3, H, W) -> (B, 11, H, W): a narrow ResNet of output stride 8, pyramid pooling by dilation, upsampling."""
 
     def __init__(self) -> None:
@@ -73,14 +75,42 @@ class Net(nn.Module):
         return F.interpolate(cells, size=x.shape[-2:], mode="bilinear", align_corners=False)
 
 
-def build() -> nn.Module:
-    """The untrained network; `net.safetensors` has its weights."""
-    return Net()
+class UNet(nn.Module):
+    """(B, 3, H, W) -> (B, 11, H, W): a ResNet encoder of stride 16, a decoder with skips up to stride 2, upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_conv(3, 16, 3, 2), nn.ReLU())
+        self.layer1 = nn.Sequential(nn.MaxPool2d(3, 2, 1), Block(16, 32), Block(32, 32))
+        self.layer2 = nn.Sequential(Block(32, 64, 2), Block(64, 64))
+        self.layer3 = nn.Sequential(Block(64, 128, 2), Block(128, 128))
+        self.up2 = Block(128 + 64, 64)
+        self.up1 = Block(64 + 32, 32)
+        self.up0 = nn.Sequential(_conv(32 + 16, 24, 3), nn.ReLU())
+        self.dropout = nn.Dropout(0.1)
+        self.classifier = nn.Conv2d(24, len(CLASSES), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.stem(x)
+        b = self.layer1(a)
+        c = self.layer2(b)
+        y = self.layer3(c)
+        for skip, block in ((c, self.up2), (b, self.up1), (a, self.up0)):
+            y = block(torch.cat([F.interpolate(y, size=skip.shape[-2:], mode="nearest"), skip], 1))
+        return F.interpolate(self.classifier(self.dropout(y)), size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+NETS: dict[str, type[nn.Module]] = {"deeplab": DeepLab, "unet": UNet}
+
+
+def build(net: str) -> nn.Module:
+    """The untrained network; `NET.safetensors` has its weights."""
+    return NETS[net]()
 
 
 def preprocess(images: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) -> normalised float."""
-    return (images.float() / 255 - MEAN) / STD
+    """uint8 (B, 3, 180, 240) -> normalised float (B, 3, 192, 240); `F.pad(masks, PADDING, value=VOID)` goes with it."""
+    return F.pad((images.float() / 255 - MEAN) / STD, PADDING)
 
 
 def load_split(archive: Path, split: str) -> tuple[Tensor, Tensor]:
@@ -120,7 +150,8 @@ def confusion(model: nn.Module, images: Tensor, masks: Tensor) -> NDArray[np.int
     classes = len(CLASSES)
     table = torch.zeros(classes * classes, dtype=torch.int64)
     for at in range(0, len(images), BATCH):
-        guess, truth = model(preprocess(images[at : at + BATCH])).argmax(1), masks[at : at + BATCH].long()
+        guess = model(preprocess(images[at : at + BATCH])).argmax(1)
+        truth = F.pad(masks[at : at + BATCH].long(), PADDING, value=VOID)
         known = truth != VOID
         table += torch.bincount(truth[known] * classes + guess[known], minlength=classes**2)
     return table.view(classes, classes).numpy()
@@ -136,21 +167,32 @@ def figures(table: NDArray[np.int64]) -> dict[str, object]:
     }
 
 
-def train(archive: Path, epochs: int) -> nn.Module:
+def train(archive: Path, net: str, epochs: int, out: Path) -> None:
+    """Leaves `NET.safetensors`, the epoch best on val, in `out`; `NET.last.pt` is where a killed run goes on."""
     torch.manual_seed(SEED)
-    rng = np.random.default_rng(SEED)
     images, masks = load_split(archive, "train")
     held_images, held_masks = load_split(archive, "val")
     share = torch.bincount(masks.flatten().long(), minlength=VOID + 1)[:VOID].double()
     weight = (share.sum() / share).pow(0.35)  # rare things count in mIoU as much as the road
     weight = (weight / weight.mean()).float()
 
-    model = build().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     steps = len(images) // BATCH
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * steps, pct_start=0.1)
+    last, first, best = out / f"{net}.last.pt", 0, 0.0
+    if last.exists():
+        saved = torch.load(last, weights_only=True)
+        if saved["epochs"] != epochs:
+            raise SystemExit(f"{last} is of a run of {saved['epochs']} epochs, not {epochs}: remove it to start anew")
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        schedule.load_state_dict(saved["schedule"])
+        first, best = saved["done"], saved["best"]
     start = time.monotonic()
-    for epoch in range(epochs):
+    for epoch in range(first, epochs):
+        torch.manual_seed(SEED + epoch)  # each epoch has its own numbers, wherever the run began
+        rng = np.random.default_rng([SEED, epoch])
         model.train()
         total = 0.0
         for chosen in rng.permutation(len(images))[: steps * BATCH].reshape(steps, BATCH):
@@ -164,31 +206,46 @@ def train(archive: Path, epochs: int) -> nn.Module:
             schedule.step()
             total += loss.item()
         model.eval()
-        line = f"epoch {epoch + 1}/{epochs}: loss {total / steps:.4f}, {time.monotonic() - start:.0f} s"
-        if (epoch + 1) % 10 == 0:
-            line += f", val mIoU {figures(confusion(model, held_images, held_masks))['miou']:.4f}"
+        line = f"{net} epoch {epoch + 1}/{epochs}: loss {total / steps:.4f}, {time.monotonic() - start:.0f} s"
+        if (epoch + 1) % 5 == 0 or epoch + 1 == epochs:
+            reached = float(figures(confusion(model, held_images, held_masks))["miou"])  # type: ignore[arg-type]
+            line += f", val mIoU {100 * reached:.2f}"
+            if reached > best:
+                best = reached
+                save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, weights(out, net))
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+        torch.save({**state, "done": epoch + 1, "best": best, "epochs": epochs}, last.with_suffix(".tmp"))
+        last.with_suffix(".tmp").rename(last)
         print(line, flush=True)
-    return model.to(memory_format=torch.contiguous_format)
+
+
+def weights(out: Path, net: str) -> Path:
+    return out / f"{net}.safetensors"
+
+
+def load(out: Path, net: str) -> nn.Module:
+    """The trained network that `main` left in a folder."""
+    model = build(net)
+    model.load_state_dict(load_file(weights(out, net)))
+    return model.eval()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a network on CamVid.")
-    parser.add_argument("--assets", type=Path, required=True, help="folder of camvid_240x180.zip")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write net.safetensors and plain.json to")
-    parser.add_argument("--epochs", type=int, default=110)
+    parser.add_argument("--assets", type=Path, required=True, help="folder with camvid/camvid_240x180.zip")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the weights and the plain figures")
+    parser.add_argument("--net", choices=sorted(NETS), default="deeplab")
+    parser.add_argument("--epochs", type=int, default=28)
     options = parser.parse_args()
-    archive = options.assets / "camvid_240x180.zip"
+    archive = options.assets / "camvid" / "camvid_240x180.zip"
     if not archive.is_file():
         parser.error(f"{archive} does not exist")
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)  # sums have one order, so the weights come out the same
     options.out.mkdir(parents=True, exist_ok=True)
-    model = train(archive, options.epochs)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, options.out / "net.safetensors"
-    )
+    train(archive, options.net, options.epochs, options.out)
+    model = load(options.out, options.net)
     result = {split: figures(confusion(model, *load_split(archive, split))) for split in ("val", "test")}
-    (options.out / "plain.json").write_text(json.dumps(result, indent=2) + "\n")
+    (options.out / f"{options.net}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
 

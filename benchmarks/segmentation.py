@@ -1,0 +1,316 @@
+"""Measure segmentation on real images: `python -m benchmarks.segmentation --assets DIR --nets DIR` makes a page.
+
+`--nets` is the folder that `python -m benchmarks.camvid` left its networks in. Every pass (one network, one way to
+align) is cached image by image under `--cache`, so a killed run goes on where it was. `--only NET:WAY ...` runs some.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import unstride
+from benchmarks import camvid
+from benchmarks.nets import DeepLabVOC
+from unstride import sample
+from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
+from unstride.fingerprint import fingerprint
+
+BUDGETS = (1, 4, 10)
+WAYS: dict[str, dict[str, object]] = {"align": {}, "stitch": {"align": "stitch"}, "unaligned": {"align": False}}
+NAMES = {"align": "align=True", "stitch": 'align="stitch"', "unaligned": "align=False"}
+REGIONS = ("all", "band", "interior")
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """A network and labelled images for it.
+
+    `read(i)`: the normalised image (3, H, W) and its mask (H, W), padded alike, and how many columns are no padding.
+    """
+
+    name: str
+    model: nn.Module
+    classes: int
+    void: int
+    radius: int  # pixels this near to another label are the band
+    count: int
+    read: Callable[[int], tuple[Tensor, Tensor, int]]
+    note: str
+
+
+def voc(assets: Path, nets: Path | None) -> Scenes:
+    model = DeepLabVOC()
+    model.load_state_dict(load_file(assets / "voc" / "deeplabv3_mobilenet_v2_os8.safetensors"))
+    archive = zipfile.ZipFile(assets / "voc" / "val_dev.zip")
+    names = sorted(n for n in archive.namelist() if n.endswith(".png"))
+
+    def read(i: int) -> tuple[Tensor, Tensor, int]:
+        mask = torch.from_numpy(np.array(Image.open(io.BytesIO(archive.read(names[i])))))
+        photo = names[i].replace("SegmentationClass", "JPEGImages").replace(".png", ".jpg")
+        pixels = np.array(Image.open(io.BytesIO(archive.read(photo))).convert("RGB"))
+        image = torch.from_numpy(pixels).permute(2, 0, 1).float() / 127.5 - 1
+        space = (0, 513 - mask.shape[1], 0, 513 - mask.shape[0])
+        return F.pad(image, space), F.pad(mask.long(), space, value=255), mask.shape[1]
+
+    note = "third party's weights; these images were among its training data, so its level says nothing"
+    return Scenes("VOC DeepLabV3-MobileNetV2", model.eval(), 21, 255, 8, len(names), read, note)
+
+
+def street(net: str, title: str) -> Callable[[Path, Path | None], Scenes]:
+    def scenes(assets: Path, nets: Path | None) -> Scenes:
+        if nets is None or not camvid.weights(nets, net).is_file():
+            raise SystemExit(f"--nets: no {net}.safetensors there; run python -m benchmarks.camvid --net {net} first")
+        images, masks = camvid.load_split(assets / "camvid" / "camvid_240x180.zip", "test")
+
+        def read(i: int) -> tuple[Tensor, Tensor, int]:
+            mask = F.pad(masks[i].long(), camvid.PADDING, value=camvid.VOID)
+            return camvid.preprocess(images[i]), mask, mask.shape[1]
+
+        note = "trained by `benchmarks.camvid` on the train split, chosen on val; these are the test frames"
+        model = camvid.load(nets, net)
+        return Scenes(title, model, len(camvid.CLASSES), camvid.VOID, 3, len(images), read, note)
+
+    return scenes
+
+
+def embedded(assets: Path, nets: Path | None) -> Scenes:
+    scenes, masks = sample.segmentation_sample()
+    images = sample.preprocess_segmentation(scenes)
+
+    def read(i: int) -> tuple[Tensor, Tensor, int]:
+        return images[i], torch.from_numpy(masks[i]).long(), masks.shape[2]
+
+    note = "the network and the composed test scenes that come with unstride; they are no photographs"
+    classes = len(sample.SCENE_CLASSES)
+    return Scenes("embedded segmenter", sample.load_segmenter(), classes, 255, 3, len(images), read, note)
+
+
+CAMVID = {"deeplab": "CamVid DeepLab, stride 8", "unet": "CamVid U-Net, stride 2"}
+NETS: dict[str, Callable[[Path, Path | None], Scenes]] = {
+    **{net: street(net, title) for net, title in CAMVID.items()},
+    "voc": voc,
+    "sample": embedded,
+}
+
+
+def near_boundary(mask: Tensor, radius: int, void: int) -> Tensor:
+    """(H, W): does the square of this radius around a pixel hold two labels? Void is no label, and not looked at."""
+    labels, known = mask[None, None].float(), (mask != void)[None, None]
+    size = 2 * radius + 1
+    highest = F.max_pool2d(labels.masked_fill(~known, -1), size, 1, radius)
+    lowest = -F.max_pool2d((-labels).masked_fill(~known, -1e6), size, 1, radius)
+    return (highest > lowest)[0, 0] & known[0, 0]
+
+
+def mirrored(x: Tensor, width: int) -> Tensor:
+    """(..., H, W) with its first `width` columns flipped: what is padded stays where it is."""
+    return torch.cat([x[..., :width].flip(-1), x[..., width:]], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Pixels (N, budget, flip, region, 3, K) right, predicted and labelled, and MACs / plain (N, budget)."""
+
+    scenes: Scenes
+    pixels: np.ndarray
+    cost: np.ndarray
+
+    def areas(self, budget: int, flip: bool = False, region: str = "all") -> np.ndarray:
+        return self.pixels[:, BUDGETS.index(budget), int(flip), REGIONS.index(region)]
+
+    def miou(self, budget: int, flip: bool = False, region: str = "all") -> float:
+        return 100 * summarise_areas(self.areas(budget, flip, region).sum(0)).miou
+
+    def aacc(self, budget: int, flip: bool = False, region: str = "all") -> float:
+        return 100 * summarise_areas(self.areas(budget, flip, region).sum(0)).aacc
+
+    def macs(self, budget: int) -> float:
+        return float(self.cost[:, BUDGETS.index(budget)].mean())
+
+
+def run_pass(net: str, way: str, assets: Path, nets: Path | None, cache: Path, limit: int | None) -> Pass:
+    scenes = NETS[net](assets, nets)
+    shuffled = torch.randperm(scenes.count, generator=torch.Generator().manual_seed(0))
+    chosen = shuffled[:limit].sort().values  # of two limits, the larger one goes on from the smaller
+    example = scenes.read(0)[0][None]
+    better = unstride.enhance(
+        scenes.model,
+        example,
+        max(BUDGETS),
+        task="segmentation",
+        **WAYS[way],  # type: ignore[arg-type]
+    )
+    about = [net, way, BUDGETS, better.signature, fingerprint(scenes.model)]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
+    folder = cache / f"{net}-{way}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels, cost = [], []
+    for done, i in enumerate(chosen.tolist(), 1):
+        file = folder / f"{i:06d}.safetensors"
+        if not file.exists():
+            found = measure(scenes, better, way != "unaligned", *scenes.read(i))
+            save_file(found, file.with_suffix(".tmp"))
+            file.with_suffix(".tmp").rename(file)
+            if done % 10 == 0:
+                print(f"{net} {way}: {done} of {len(chosen)} images", flush=True)
+        found = load_file(file)
+        pixels.append(found["pixels"].numpy())
+        cost.append(found["cost"].numpy())
+    return Pass(scenes, np.stack(pixels), np.stack(cost))
+
+
+def measure(
+    scenes: Scenes, better: unstride.Enhanced, flip: bool, image: Tensor, mask: Tensor, width: int
+) -> dict[str, Tensor]:
+    """Areas and cost of one image at each budget, without and with the mirrored image; logits are averaged."""
+    here = better.costs(image[None], BUDGETS)
+    band = near_boundary(mask, scenes.radius, scenes.void)
+    regions = (mask, mask.masked_fill(~band, scenes.void), mask.masked_fill(band, scenes.void))
+    sums = [{b: v[0][0] for b, v in here.items()}]
+    if flip:
+        there = better.curve(mirrored(image, width)[None], BUDGETS)
+        sums.append({b: sums[0][b] + mirrored(there[b][0], width) for b in BUDGETS})
+    rows = [
+        [[areas(confusion(s[b].argmax(0), r, scenes.classes, scenes.void)) for r in regions] for s in sums]
+        for b in BUDGETS
+    ]
+    return {
+        "pixels": torch.from_numpy(np.array(rows, np.int64)),
+        "cost": torch.tensor([here[b][1][0] for b in BUDGETS]),
+    }
+
+
+# ---------------------------------------------------------------- the page
+HEAD = (
+    "| network | flip | B | | mIoU % | aAcc % | gain in mIoU, 95 % interval | verdict | MACs / plain |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+WAYS_HEAD = (
+    "| network | B | | mIoU % | gain in mIoU, 95 % interval | band: mIoU %, aAcc % | interior: mIoU %, aAcc % |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def interval(plain: np.ndarray, better: np.ndarray) -> tuple[str, str]:
+    gain = compare_segmentation(plain, better)
+    return f"{100 * gain.gain:+.2f} [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]", gain.verdict
+
+
+def main_rows(found: dict[str, Pass]) -> list[str]:
+    rows = []
+    for flip in (False, True):
+        for b in BUDGETS:
+            for way in ("align", "stitch"):
+                if way not in found or (b == 1 and way == "stitch"):
+                    continue
+                p = found[way]
+                gain, verdict = interval(found["align"].areas(1, flip), p.areas(b, flip)) if b > 1 else ("", "")
+                cells = [
+                    f"{p.scenes.name} (n = {len(p.pixels)})",
+                    "yes" if flip else "no",
+                    str(b),
+                    f"`{NAMES[way]}`" if b > 1 else "flip alone" if flip else "plain",
+                    f"{p.miou(b, flip):.2f}",
+                    f"{p.aacc(b, flip):.2f}",
+                    gain,
+                    verdict,
+                    f"{p.macs(b) * (1 + flip):.2f}",
+                ]
+                rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def way_row(p: Pass, plain: Pass, budget: int, name: str) -> str:
+    gain = interval(plain.areas(1), p.areas(budget))[0] if budget > 1 else ""
+    cells = [p.scenes.name, str(budget), name, f"{p.miou(budget):.2f}", gain]
+    cells += [f"{p.miou(budget, region=r):.2f}, {p.aacc(budget, region=r):.2f}" for r in ("band", "interior")]
+    return "| " + " | ".join(cells) + " |"
+
+
+def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
+    command = f"python -m benchmarks.segmentation --assets DIR --nets DIR{arguments}"
+    nets = [n for n in NETS if (n, "align") in found]
+    out = [
+        "# Semantic segmentation on real networks",
+        "",
+        f"Made by `{command}`;",
+        *[
+            f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` made its network."
+            for n in CAMVID
+            if n in nets
+        ],
+        "Images and weights are not part of this project, and nothing was tuned on the test images. mIoU and aAcc come",
+        "from one confusion matrix over all images; intervals are paired bootstrap intervals over images; MACs count",
+        "every state, as a multiple of one plain forward.",
+        "",
+    ]
+    out += [f"- {found[n, 'align'].scenes.name}: {found[n, 'align'].scenes.note}." for n in nets]
+    out += ["", "## Budgets, without and with flip", "", "Gains are over the same network at B = 1 with as many flips."]
+    out += ["", HEAD]
+    for n in nets:
+        out += main_rows({way: found[n, way] for way in WAYS if (n, way) in found})
+    out += [
+        "",
+        "## Align, stitch, or neither",
+        "",
+        "The band is all pixels with another label within 3 pixels, or 8 pixels (VOC, whose borders are void);",
+        "the interior is the rest.",
+        "",
+        WAYS_HEAD,
+    ]
+    for n in nets:
+        plain = found[n, "align"]
+        out.append(way_row(plain, plain, 1, "plain"))
+        out += [
+            way_row(found[n, way], plain, b, f"`{NAMES[way]}`")
+            for b in BUDGETS[1:]
+            for way in WAYS
+            if (n, way) in found
+        ]
+    pairs = [(n, b) for n in nets if (n, "stitch") in found for b in BUDGETS[1:]]
+    if pairs:
+        out += ["", "Stitch minus align, the same images:", ""]
+        out += ["| network | B | mIoU, all pixels | mIoU, band | mIoU, interior |", "|---|---|---|---|---|"]
+    for n, b in pairs:
+        one, other = found[n, "align"], found[n, "stitch"]
+        cells = [interval(one.areas(b, region=r), other.areas(b, region=r))[0] for r in REGIONS]
+        out.append(f"| {one.scenes.name} | {b} | " + " | ".join(cells) + " |")
+    return "\n".join(out) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--nets", type=Path, default=None, help="folder of the networks that benchmarks.camvid trained")
+    parser.add_argument("--cache", type=Path, default=Path("runs/segmentation"))
+    parser.add_argument("--limit", nargs="*", default=[], metavar="NET=N", help="images of a network (default: all)")
+    parser.add_argument("--only", nargs="*", default=None, help="passes such as deeplab:stitch (default: all)")
+    parser.add_argument("--out", type=Path, default=None, help="where to write the page (default: print it)")
+    args = parser.parse_args()
+    limits = {net: int(n) for net, n in (part.split("=") for part in args.limit)}
+    found = {}
+    for name in args.only or [f"{n}:{way}" for n in NETS for way in WAYS]:
+        net, way = name.split(":")
+        found[net, way] = run_pass(net, way, args.assets, args.nets, args.cache, limits.get(net))
+    said = {"--limit": args.limit, "--only": args.only}
+    page = render(found, "".join(f" {name} {' '.join(values)}" for name, values in said.items() if values))
+    if args.out is None:
+        print(page)
+    else:
+        args.out.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
