@@ -57,7 +57,7 @@ class WeightedMean:
         else:
             add_aligned(self.total, f, offset, weight)
             if self.border == "renormalise":
-                add_aligned(self.weight, torch.ones_like(self.weight), offset, weight)
+                self.weight.add_(coverage((f.shape[1], f.shape[2]), offset, f), alpha=weight)
             else:
                 self.weight.add_(weight)
 

@@ -4,6 +4,7 @@ Resizing a map to image resolution (nearest), moving it by Delta and averaging b
 `(1 - a) f[n - k] + a f[n - k - 1]` with `Delta / T = k + a`: nothing is ever upsampled.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -57,9 +58,18 @@ def align(f: Tensor, offset: Offset) -> Tensor:
 
 def coverage(size: tuple[int, int], offset: Offset, like: Tensor) -> Tensor:
     """How much of each cell (1, H, W) of the aligned map comes from inside the state's own map, from 0 to 1."""
-    out = like.new_zeros((1, *size))
-    add_aligned(out, like.new_ones((1, *size)), offset)
+    make = _small_coverage if size[0] * size[1] <= 4096 else _coverage
+    return make(size, offset, like.dtype, like.device)
+
+
+def _coverage(size: tuple[int, int], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # what is kept must be usable in a fit, too
+        out = torch.zeros((1, *size), dtype=dtype, device=device)
+        add_aligned(out, torch.ones_like(out), offset)
     return out
+
+
+_small_coverage = functools.lru_cache(maxsize=1024)(_coverage)  # few states and sizes come again and again
 
 
 def align_covered(f: Tensor, offset: Offset) -> Tensor:
