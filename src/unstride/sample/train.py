@@ -119,7 +119,13 @@ def fit_aggregation(data: FashionMNIST, out: Path, epochs: int = 20) -> None:
 
     better = unstride.enhance(model.eval(), loader(slice(0, 1))[0][0], budget=10)
     report = unstride.fit(
-        better, loader(slice(0, FIT_IMAGES)), loader(slice(FIT_IMAGES, None)), epochs=epochs, seed=SEED, show=False
+        better,
+        loader(slice(0, FIT_IMAGES)),
+        loader(slice(FIT_IMAGES, None)),
+        familiar=False,
+        epochs=epochs,
+        seed=SEED,
+        show=False,
     )
     better.with_options(aggregate="attention", criterion="learned").save(out / AGGREGATION_FILE)
     print(f"{AGGREGATION_FILE}: {report}", flush=True)
