@@ -242,15 +242,12 @@ def way_row(p: Pass, plain: Pass, budget: int, name: str) -> str:
 def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
     command = f"python -m benchmarks.segmentation --assets DIR --nets DIR{arguments}"
     nets = [n for n in NETS if (n, "align") in found]
+    trained = [n for n in nets if n in CAMVID]
     out = [
         "# Semantic segmentation on real networks",
         "",
-        f"Made by `{command}`;",
-        *[
-            f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` made its network."
-            for n in CAMVID
-            if n in nets
-        ],
+        f"Made by `{command}`.",
+        *[f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` trained its network." for n in trained],
         "Images and weights are not part of this project, and nothing was tuned on the test images. mIoU and aAcc come",
         "from one confusion matrix over all images; intervals are paired bootstrap intervals over images; MACs count",
         "every state, as a multiple of one plain forward.",
