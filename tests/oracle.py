@@ -92,7 +92,7 @@ class Mover(TorchDispatchMode):
         self.seen: Counter[tuple[str, str]] = Counter()
         self.used: set[Place] = set()
         self.moved: Any = WeakIdKeyDictionary()
-        self.batch = 1
+        self.batch, self.hooked = 1, set[str]()  # paths of modules whose input is moved, see moving_inputs
         self.last_slice = (-1, -1)
 
     # -- which selection an op has
@@ -119,6 +119,8 @@ class Mover(TorchDispatchMode):
             aten.avg_pool2d: self.avg_pool,
             aten.slice: self.slice,
             aten.pixel_unshuffle: self.unshuffle,
+            aten.view: self.split,
+            aten._unsafe_view: self.split,
         }
         if packet in special:
             return special[packet](func, args, kwargs)
@@ -263,6 +265,29 @@ class Mover(TorchDispatchMode):
         self.place(out, x, (amount[0], amount[1]), (step, 1) if axis == 0 else (1, step))
         return out
 
+    def split(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A view (B, C, H, W) -> (B, C, H / k, k, W / k, k), or with channels last: patches are merged here."""
+        x, shape = args[0], [int(v) for v in args[1]]
+        path = self.modules.stack[-1]
+        out = func(*args, **kwargs)
+        self.inherit(out, args)
+        if (path, "merge", self.seen[path, "merge"]) not in self.layer_of or path in self.hooked:
+            return out
+        for y in (1, 2):
+            if (
+                x.ndim == 4
+                and len(shape) == 6
+                and out.shape == (*x.shape[:y], *out.shape[y : y + 4], *x.shape[y + 2 :])
+            ):
+                s = self.pick("merge") or (0, 0)
+                out = func(move(x, s, (y, y + 1)).contiguous(), *args[1:], **kwargs)
+                here = self.where(x)
+                by = (here.by[0] + s[0] * here.spacing[0], here.by[1] + s[1] * here.spacing[1])
+                spacing = (here.spacing[0] * out.shape[y + 1], here.spacing[1] * out.shape[y + 3])
+                self.moved[out] = Moved(by, spacing)
+                break
+        return out
+
     def unshuffle(self, func: Any, args: Any, kwargs: Any) -> Any:
         x, r = args
         s = self.pick("merge") or (0, 0)
@@ -351,6 +376,7 @@ def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, move
         dims = merging_dims(module)
         if dims is None:
             continue
+        mover.hooked.add(path)
         if nth:
             raise NoOracle(f"{path} merges patches {nth + 1} times")
 
@@ -383,7 +409,7 @@ def merging_dims(module: nn.Module) -> tuple[int, int] | None:
     name = type(module).__name__
     if name == "PatchMerging":  # timm's Swin: (B, H, W, C)
         return (1, 2)
-    if name in ("SpaceToDepth", "Unfold", "NaFlexEmbeds", "LearnableDct2d"):
+    if name in ("SpaceToDepth", "Unfold"):
         return (2, 3)
     return getattr(module, "merges", None)  # toys say it themselves
 

@@ -97,8 +97,6 @@ def test_pixels_inside_patches() -> None:
 class Frequencies(nn.Module):
     """CSATv2: patches through two linear layers, put in an order that the forward pass computes for itself."""
 
-    merges = (2, 3)
-
     def __init__(self) -> None:
         super().__init__()
         self.rows, self.columns, self.down = nn.Linear(2, 2), nn.Linear(2, 2), nn.Conv2d(12, 4, 3, 2, 1)
