@@ -65,15 +65,22 @@ class Enhanced(nn.Module):
         key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
         plan = self._plans.get(key)
         if plan is None:
-            graph = capture(self.model, images[:1])
-            graph = optimise(graph) if self._optimise else graph
-            found = find_layers(graph)
-            graph = channels_last(graph, found) if self._optimise else graph
-            fuse = self._optimise and mostly_convolutions(found) and available(graph.device, graph.dtype)
-            run_segment = Fuser() if fuse else _as_it_is
-            plan = make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
+            with torch.autocast(images.device.type, enabled=False):  # the graph is the model's; a run may be cast
+                plan = self._plan(images[:1])
             self._plans[key] = plan
         return plan
+
+    def _plan(self, example: Tensor) -> Plan:
+        graph = capture(self.model, example)
+        if not self._optimise:
+            return make_plan(graph, find_layers(graph), self.task, self.space, self.max_bytes)
+        graph = optimise(graph)
+        found = find_layers(graph)
+        if not mostly_convolutions(found):
+            return make_plan(graph, found, self.task, self.space, self.max_bytes)
+        graph = channels_last(graph)
+        run_segment = Fuser() if available(graph.device, graph.dtype) else _as_it_is
+        return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
         """The asked options, made definite for this network."""

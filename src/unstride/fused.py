@@ -4,10 +4,12 @@ Only for float32 on a CPU; the results are those of the separate ops to float ro
 weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -16,6 +18,13 @@ _ALONE: dict[Any, tuple[str, list[float]]] = {
     aten.silu.default: ("swish", []),
     aten.hardswish.default: ("hardswish", []),
     aten.relu6.default: ("hardtanh", [0.0, 6.0]),
+}
+_SEPARATE: dict[str, Callable[..., Tensor]] = {
+    "none": lambda y: y,
+    "relu": F.relu,
+    "hardtanh": F.hardtanh,
+    "swish": F.silu,
+    "hardswish": F.hardswish,
 }
 _NEEDED = ("_reorder_convolution_weight", "_get_mkldnn_serialized_md", "_convolution_pointwise")
 
@@ -58,6 +67,8 @@ class FusedConv(nn.Module):
         self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
+            return self._separate(x, other)
         packed = self.weight(x.shape, *self.where)
         name, scalars = self.act
         op = torch.ops.mkldnn._convolution_pointwise
@@ -66,6 +77,13 @@ class FusedConv(nn.Module):
         other = other.contiguous(memory_format=torch.channels_last)
         after = None if name == "none" else name
         return op.binary(x, other, packed, self.bias, *self.where, "add", None, after, scalars, "")
+
+    def _separate(self, x: Tensor, other: Tensor | None) -> Tensor:
+        padding, stride, dilation, groups = self.where
+        y = F.conv2d(x, self.weight.dense, self.bias, stride, padding, dilation, groups)
+        y = y if other is None else y + other
+        name, scalars = self.act
+        return _SEPARATE[name](y, *scalars)
 
 
 @dataclass(eq=False)

@@ -98,9 +98,9 @@ def mostly_convolutions(found: Subsampling) -> bool:
     return sum(m for n, m in macs.items() if op_name(n) == "conv2d") >= 0.5 * max(1, sum(macs.values()))
 
 
-def channels_last(graph: Graph, found: Subsampling) -> Graph:
-    """Weights laid out channels last, where convolutions do most of the work; activations follow by themselves."""
-    if not mostly_convolutions(found) or graph.device.type not in ("cpu", "cuda"):
+def channels_last(graph: Graph) -> Graph:
+    """Weights laid out channels last; activations follow by themselves."""
+    if graph.device.type not in ("cpu", "cuda"):
         return graph
     constants = {
         name: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t

@@ -85,3 +85,19 @@ def test_only_float32_on_the_cpu_is_fused() -> None:
     better = unstride.enhance(net, images[:1], budget=4)
     better(images)
     assert not fused(better, images)
+
+
+@pytest.mark.parametrize("act", ["relu", "relu6", "silu", "hardswish"])
+def test_autocast_is_honoured(act: str) -> None:
+    torch.manual_seed(0)
+    net, images = Residual(act).eval(), torch.randn(3, 3, 32, 32)
+    better = unstride.enhance(net, images[:1], budget=4)
+    exact = better(images)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        plain, cast = net(images), better(images)
+        fresh = unstride.enhance(net, images[:1], budget=4)(images)  # captured inside: the same network
+    assert cast.dtype == plain.dtype == torch.bfloat16
+    torch.testing.assert_close(cast.float(), exact, rtol=0.05, atol=0.02)
+    assert not torch.equal(cast.float(), exact)
+    torch.testing.assert_close(fresh, cast)
+    torch.testing.assert_close(better(images), exact)
