@@ -140,7 +140,7 @@ def _cat(w: "Walk", n: Node, value: Any) -> Result:
         return out, carriers
 
     def mean(parts: list[Tensor], cell: float, whole: Tensor) -> Tensor:
-        parts = [t.narrow(dim, 0, 1) for t in parts]
+        parts = list(torch.broadcast_tensors(*(t.narrow(dim, 0, 1) for t in parts)))
         far = max(float((t - parts[0]).abs().nan_to_num().amax()) for t in parts)
         return torch.stack(parts).mean(0).expand(whole.shape) if EPS < far < cell else whole
 

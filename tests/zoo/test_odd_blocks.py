@@ -43,10 +43,11 @@ class Factorised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.AvgPool2d(1, 2, count_include_pad=False), nn.AvgPool2d(1, 2, count_include_pad=False)
-        self.mix, self.down, self.skip = nn.Conv2d(6, 4, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.MaxPool2d(3, 2, 1)
+        self.mix, self.down, self.skip = nn.Conv2d(6, 4, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.MaxPool2d(3, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.mix(torch.cat([self.one(x), self.two(F.pad(x, (-1, 1, -1, 1)))], 1))
+        x = torch.cat([x, F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 2, 1)], 1)  # and again, half a cell apart
         return (self.down(x) + self.skip(x)).mean((2, 3))
 
 
