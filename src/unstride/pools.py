@@ -40,10 +40,10 @@ class SampledSearch(Search):
         super().__post_init__()
         self.random = random.Random(self.seed)
 
-    def _pop(self, ranks: dict[State, tuple[float, int]]) -> tuple[State, int]:
-        waiting = sorted(self._open, key=lambda s: ranks[s][1])
-        state = self.random.choices(waiting, [1.0 / (max(ranks[s][0], 0.0) + SHARP) for s in waiting])[0]
-        return state, self._open[state][0]
+    def _pop(self, scores: Sequence[float]) -> tuple[int, int]:
+        waiting = sorted(self._open)
+        i = self.random.choices(waiting, [1.0 / (max(scores[i], 0.0) + SHARP) for i in waiting])[0]
+        return i, self._open[i][0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unstride.errors import OptionError
 from unstride.states import State, StateSpace
 
 ORDERS = ("paper", "cost")
@@ -35,23 +36,25 @@ class Search:
     expansions: list[Expansion] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._open: dict[State, list[int]] = {}
+        self._open: dict[int, list[int]] = {}  # which visited state -> its layers that were not expanded yet
         self._seen: set[State] = set()
         self._visit(self.space.zero)
 
     def _visit(self, state: State) -> None:
+        self._open[len(self.visited)] = list(self.layers)
         self.visited.append(state)
         self._seen.add(state)
-        self._open[state] = list(self.layers)
 
     def next(self, scores: Sequence[float]) -> list[State]:
         """`scores[i]` is the current criterion of `visited[i]`, lower is better; ties go in visited order."""
+        if len(scores) != len(self.visited):
+            raise OptionError(f"scores: got {len(scores)}, wanted one for each of {len(self.visited)} visited states")
         while len(self.visited) < self.budget and self._open:
-            ranks = {s: (score, i) for i, (s, score) in enumerate(zip(self.visited, scores, strict=True))}
-            state, layer = self._pop(ranks)
-            self._open[state].remove(layer)
-            if not self._open[state]:
-                del self._open[state]
+            i, layer = self._pop(scores)
+            self._open[i].remove(layer)
+            if not self._open[i]:
+                del self._open[i]
+            state = self.visited[i]
             new = [s for s in self.space.neighbours(state, layer) if s not in self._seen]
             new = new[: self.budget - len(self.visited)]
             if new:
@@ -61,16 +64,18 @@ class Search:
                 return new
         return []
 
-    def _pop(self, ranks: dict[State, tuple[float, int]]) -> tuple[State, int]:
+    def _pop(self, scores: Sequence[float]) -> tuple[int, int]:
+        def rank(i: int) -> tuple[float, int]:
+            return scores[i], i
+
         if self.order == "paper":
-            state = min(self._open, key=ranks.__getitem__)
-            return state, self._open[state][0]
-        ordered = sorted(self._open, key=ranks.__getitem__)
-        place = {state: 1 + i / len(ordered) for i, state in enumerate(ordered)}
-        return min(
-            ((state, layer) for state in ordered for layer in self._open[state]),
-            key=lambda pair: (self.costs[pair[1] - 1] * place[pair[0]], ranks[pair[0]]),
-        )
+            i = min(self._open, key=rank)
+            return i, self._open[i][0]
+        ordered = sorted(self._open, key=rank)
+        cheapest = [min(self._open[i], key=lambda layer: self.costs[layer - 1]) for i in ordered]
+        weighed = [self.costs[c - 1] * (1 + k / len(ordered)) for k, c in enumerate(cheapest)]
+        k = weighed.index(min(weighed))
+        return ordered[k], cheapest[k]
 
 
 def random_score(state: State, seed: int) -> float:
