@@ -171,9 +171,26 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     finally:
         torch.set_num_threads(before)
     if given.out is not None:
-        about = {"torch": torch.__version__, "threads": given.threads, "repeats": given.repeats}
-        given.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write(given.out, nets, rows, f"torch {torch.__version__}, {given.threads} threads, {given.repeats} repeats")
     return rows
+
+
+def write(out: Path, nets: list[str], rows: list[dict[str, Any]], how: str) -> None:
+    """JSON, and the same as a page beside it; rows of other nets stay, so that a suite can be run net by net."""
+    kept = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
+    merged = [r for r in kept if r["net"] not in nets] + [{**r, "how": how} for r in rows]
+    merged.sort(key=lambda r: (list(NETS).index(r["net"]), r["batch"], r["learned"], r["budget"]))
+    out.write_text(json.dumps({"rows": merged}, indent=1) + "\n", encoding="utf-8")
+    page = [
+        "# Speed, measured",
+        "",
+        "Made by `make bench`: random weights, 224 px, medians of rounds in turns. Times are multiples of the plain",
+        "eager forward of the same batch in the same run; the reference implementation was measured separately.",
+    ]
+    page += ["", "- " + "\n- ".join(dict.fromkeys(r["how"] for r in merged)), "", "```text"]
+    page += [line[4:] for line in str(__doc__).splitlines() if line.startswith("    ") and "python -m" not in line]
+    page += ["```", "", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_line, merged), ""]
+    out.with_suffix(".md").write_text("\n".join(page), encoding="utf-8")
 
 
 if __name__ == "__main__":
