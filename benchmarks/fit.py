@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[10])
     parser.add_argument("--fit-budget", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="so many images of each set")
     parser.add_argument("--work", type=Path, help="folder to go on from after a kill")
@@ -49,7 +49,13 @@ def main() -> None:
     better = unstride.enhance(bench.model, x[:1])
     held = torch.arange(len(fy)) % 5 == 0
     train, val = batches(fx[~held], fy[~held]), batches(fx[held], fy[held])
-    options = {"epochs": args.epochs, "lr": args.lr, "budget": args.fit_budget, "seed": args.seed}
+    options = {
+        "epochs": args.epochs,
+        "lr": args.lr,
+        "budget": args.fit_budget,
+        "seed": args.seed,
+        "familiar": not args.held_out,
+    }
     report = fit(better, train, val, **options, cache_dir=args.work)
     head = {"net": bench.name, "held_out": args.held_out, "lr": args.lr, "fit_budget": args.fit_budget}
     print(json.dumps({**head, **report.to_json()}), flush=True)

@@ -120,7 +120,7 @@ def test_overconfident_logits_are_softened(net, train, val):
     better = unstride.enhance(sure, train[0][0][:1], budget=6)
     report = fit(better, train, val, **{**OPTIONS, "epochs": 40, "lr": 1e-4})
     assert report.epochs[report.best].val_nll < 0.8 * report.epochs[0].val_nll
-    assert float(better.attention.out.mean()) < -0.2
+    assert float(better.attention.out.mean()) < -0.05
 
 
 def test_maps_that_do_not_fit_are_computed_anew(better, train, val):

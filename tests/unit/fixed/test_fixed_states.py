@@ -128,6 +128,26 @@ def test_onnx_gives_equal_outputs(tmp_path: Path):
     assert close(torch.from_numpy(got[1]), wanted["features"])
 
 
+@pytest.mark.slow
+def test_a_swin_runs_in_onnxruntime(tmp_path: Path):
+    """Window attention, patch merging and its moves are ops that ONNX has; a small one, since exporting is slow."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    build = torchvision.models.swin_transformer.SwinTransformer
+    model = build([4, 4], 16, [2, 2], [2, 4], [4, 4], num_classes=5).eval()
+    x = torch.randn(2, 3, 64, 64)
+    better = unstride.enhance(model, x)
+    states = states_of(better, x, 3)
+    path = str(tmp_path / "swin.onnx")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(fixed(model, x, states), (x,), path, dynamo=True, verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    assert close(torch.from_numpy(got), better.with_options(states=tuple(states))(x))
+
+
 # -- choosing
 @pytest.fixture(scope="module")
 def problem() -> tuple[nn.Module, Tensor, Tensor]:

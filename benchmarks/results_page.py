@@ -1,0 +1,197 @@
+"""The page of `benchmarks.results`: tables from passes. No network runs here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unstride.aggregate import entropy
+from unstride.evaluation.metrics import bootstrap, compare, score, summarise
+from unstride.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
+
+STEPS = (1, 4, 7, 10)
+RULES: tuple[Stop, ...] = (
+    Confident(p=0.7),
+    Confident(p=0.9),
+    Confident(p=0.97),
+    Margin(m=0.5),
+    Margin(m=0.8),
+    LowEntropy(h=0.1),
+    LowEntropy(h=0.05),
+    Agreement(share=1.0, states=4),
+    Agreement(share=0.9, states=7),
+)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Logits (N, K) and cost (N,) at each budget and each state's own class (N, B), of one network and its options."""
+
+    net: str
+    logits: dict[int, Tensor]
+    cost: dict[int, Tensor]
+    tops: Tensor | None  # none in passes of an older version
+    labels: Tensor
+
+    def accuracy(self, budget: int) -> float:
+        return 100 * summarise(score(self.logits[budget], self.labels)).top1
+
+    def mean_cost(self, budget: int) -> float:
+        return float(self.cost[budget].mean())
+
+    def cell(self, budget: int) -> str:
+        return f"{self.accuracy(budget):.2f} % at {self.mean_cost(budget):.2f}x"
+
+
+Found = dict[tuple[str, str], Pass]
+HEAD = (
+    "| network | B | top-1 % | NLL | ECE % | corrected / corrupted | gain, 95 % interval | verdict | MACs / plain |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+TOP = """# Results on real networks
+
+Made by `python -m benchmarks.results --assets DIR --out docs/results.md`: weights and images are third parties' and not
+part of this project. Nothing was tuned on the test images. Intervals are paired bootstrap intervals over images; MACs
+count every state, as a multiple of one plain forward. Other pages: [segmentation](results-segmentation.md),
+[test-time augmentation](results-tta.md), [ablations](results-ablations.md)."""
+
+
+def render(found: Found) -> str:
+    nets = list(dict.fromkeys(n for n, c in found if c == "default"))
+    sections = [
+        ("Learning-free, default options", "", _free(found, nets)),
+        ("Learned aggregation against learning-free, B = 10", LEARNED, _learned(found, nets)),
+        ("Order of the search: the paper's, and by cost", ORDER, _order(found, nets)),
+        ("Stopping early", STOPPING, _stopping(found, nets)),
+        ("Border rule of Align, B = 10", BORDER, _border(found, nets)),
+    ]
+    out = [TOP]
+    for title, words, rows in sections:
+        if len(rows) > 1:  # more than a head: a section whose passes were not run is left out
+            out.append("\n\n".join(part for part in (f"## {title}", words, "\n".join(rows)) if part))
+    return "\n\n".join(out) + "\n"
+
+
+def row(name: str, p: Pass, plain: Pass, budget: int) -> str:
+    reference, mine = score(plain.logits[1], plain.labels), score(p.logits[budget], p.labels)
+    s, gain = summarise(mine), compare(reference, mine)
+    cells = [
+        name,
+        str(budget),
+        f"{100 * s.top1:.2f}",
+        f"{s.nll:.4f}",
+        f"{100 * s.ece:.2f}",
+        f"{gain.corrected} / {gain.corrupted}",
+        f"{100 * gain.gain:+.2f} [{100 * gain.low:+.2f}, {100 * gain.high:+.2f}]",
+        gain.verdict if budget > 1 else "plain",
+        f"{p.mean_cost(budget):.2f}",
+    ]
+    return _line(cells)
+
+
+def _free(found: Found, nets: Sequence[str]) -> list[str]:
+    out = [HEAD]
+    for n in nets:
+        p = found[n, "default"]
+        out += [row(f"{p.net} (n = {len(p.labels)})", p, p, b) for b in sorted(p.logits)]
+    return out
+
+
+def _learned(found: Found, nets: Sequence[str]) -> list[str]:
+    """Paired, learned minus learning-free: both searches may visit other states."""
+    out = [
+        _head("network", "top-1 %, learning-free", "learned", "difference, 95 % interval", "corrected / corrupted")
+        + " NLL, learning-free | learned | difference, 95 % interval |\n"
+        + "|---" * 8
+        + "|"
+    ]
+    for n in nets:
+        if (n, "learned") not in found:
+            continue
+        free, mine = (score(found[n, c].logits[10], found[n, c].labels) for c in ("default", "learned"))
+        top, change = compare(free, mine), mine.nll - free.nll
+        low, high = bootstrap(change)
+        cells = [found[n, "default"].net, f"{100 * summarise(free).top1:.2f}", f"{100 * summarise(mine).top1:.2f}"]
+        cells += [f"{100 * top.gain:+.2f} [{100 * top.low:+.2f}, {100 * top.high:+.2f}]"]
+        cells += [f"{top.corrected} / {top.corrupted}", f"{free.nll.mean():.4f}", f"{mine.nll.mean():.4f}"]
+        out.append(_line([*cells, f"{change.mean():+.4f} [{low:+.4f}, {high:+.4f}]"]))
+    return out
+
+
+def _order(found: Found, nets: Sequence[str]) -> list[str]:
+    some = [n for n in nets if (n, "cost") in found]
+    budgets = sorted({b for n in some for b in found[n, "cost"].logits if b > 1})
+    out = [_head("network", "order", *(f"B = {b}" for b in budgets)) + "\n" + "|---" * (2 + len(budgets)) + "|"]
+    for n in some:
+        for config, name in (("default", "paper"), ("cost", "cost")):
+            p = found[n, config]
+            out.append(_line([p.net, name, *(p.cell(b) if b in p.logits else "" for b in budgets)]))
+    return out
+
+
+def stopped(p: Pass, rule: Stop) -> tuple[float, float]:
+    """Accuracy and mean cost with a rule: an image ends at the first expansion after which the rule says so."""
+    budgets = sorted(p.logits)
+    final, cost = p.logits[budgets[-1]].clone(), p.cost[budgets[-1]].clone()
+    done = torch.zeros(len(final), dtype=torch.bool)
+    for b in budgets:
+        top2 = p.logits[b].softmax(1).topk(2, 1).values
+        agreement = torch.zeros(len(final))
+        if p.tops is not None:
+            agreement = (p.tops[:, :b] == p.logits[b].argmax(1)[:, None]).float().mean(1)
+        told = zip(top2.tolist(), entropy(p.logits[b]).tolist(), agreement.tolist(), strict=True)
+        says = [rule.reason(Progress(b, one, one - two, h, share)) is not None for (one, two), h, share in told]
+        now = ~done & torch.tensor(says)
+        final[now], cost[now] = p.logits[b][now], p.cost[b][now]
+        done |= now
+    return 100 * float((final.argmax(1) == p.labels).float().mean()), float(cost.mean())
+
+
+def _stopping(found: Found, nets: Sequence[str]) -> list[str]:
+    passes = [found[n, "default"] for n in nets]
+    out = [_head("", *(p.net for p in passes)) + "\n" + "|---" * (1 + len(passes)) + "|"]
+    out += [_line([f"B = {b}, all images", *(p.cell(b) for p in passes)]) for b in STEPS]
+    out.append(_line(["the whole budget", *(f"B = {max(p.logits)}: {p.cell(max(p.logits))}" for p in passes)]))
+    for rule in RULES:
+        cells = []
+        for p in passes:
+            a, c = stopped(p, rule)
+            cells.append("not measured" if isinstance(rule, Agreement) and p.tops is None else f"{a:.2f} % at {c:.2f}x")
+        out.append(_line([f"`{rule!r}`", *cells]))
+    return out
+
+
+def _border(found: Found, nets: Sequence[str]) -> list[str]:
+    out = [
+        _head(
+            "network", "renormalise: top-1 %, NLL", "zeros (the paper): top-1 %, NLL", "renormalise minus zeros: top-1"
+        )
+        + " NLL |\n"
+        + "|---" * 5
+        + "|"
+    ]
+    for n in nets:
+        if (n, "zeros") not in found:
+            continue
+        ours, zeros = (score(found[n, c].logits[10], found[n, c].labels) for c in ("default", "zeros"))
+        cells = [f"{100 * s.top1:.2f}, {s.nll:.4f}" for s in (summarise(ours), summarise(zeros))]
+        top, change = compare(zeros, ours), ours.nll - zeros.nll
+        low, high = bootstrap(change)
+        cells += [f"{100 * top.gain:+.2f} [{100 * top.low:+.2f}, {100 * top.high:+.2f}]"]
+        out.append(_line([found[n, "default"].net, *cells, f"{change.mean():+.4f} [{low:+.4f}, {high:+.4f}]"]))
+    return out
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _head(*names: str) -> str:
+    return _line(names)
+
+
+LEARNED = ""
+ORDER = ""
+STOPPING = ""
+BORDER = ""
