@@ -1,0 +1,49 @@
+"""What the engine forgets is never needed again, and what it holds does not grow with the budget."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import unstride
+from unstride.benching import peak_bytes
+from unstride.engine import Run
+
+
+class Three(nn.Module):
+    """Three strided layers, the early maps much larger than the late ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.c, self.d = nn.Conv2d(8, 8, 3, 2, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c(self.b(self.a(x).relu()).relu()).relu()
+        return self.d(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("order", ["paper", "cost"])
+def test_forgetting_never_costs_a_second_computation(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, images = Three().eval(), torch.randn(2, 3, 33, 40)
+    better = unstride.enhance(net, images[:1], budget=64, layers=range(1, 4), order=order)
+    engine, runs = better.prepare(images).engine, []
+    start = Run.__post_init__
+    monkeypatch.setattr(Run, "__post_init__", lambda run: (runs.append(run), start(run)))
+    predictions = better.explain(images)
+    for p in predictions:
+        states = [v.state for v in p.states]
+        assert len(set(states)) == 64
+        heads = 64 * better.prepare(images).targets[0].head.macs  # type: ignore[union-attr]
+        assert p.macs == engine.trie_macs(states) + heads
+    assert runs and all(not run.stored[1] for run in runs)  # every prefix of the first level has had its four children
+
+
+def test_memory_stays_near_that_of_the_plain_network() -> None:
+    net, images = Three().eval(), torch.randn(4, 3, 256, 256)
+    better = unstride.enhance(net, images[:1], budget=4, layers=range(1, 4))
+    with torch.no_grad():
+        plain = peak_bytes(lambda: net(images))
+        few, many = (peak_bytes(lambda b=b: better.with_options(budget=b)(images)) for b in (4, 40))  # type: ignore[misc]
+    assert many <= 2 * plain
+    assert many <= 1.5 * few
