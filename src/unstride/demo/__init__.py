@@ -54,7 +54,8 @@ def run(out: Path, say: Say = lambda text: None) -> Iterator[Part]:
         yield part
     path = out / "report.html"
     seconds = sum(p.seconds for p in done)
-    told = f"Measured here in {seconds:.0f} s with {torch.get_num_threads()} threads, torch {torch.__version__}."
+    threads = torch.get_num_threads()
+    told = f"Measured here in {seconds:.0f} s with {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}."
     short = _short(done)
     sections = [Section("In short", tuple(short))] if short else []
     sections += [Section(p.title, p.blocks) for p in done]
