@@ -29,7 +29,6 @@ import timm  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
 
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
 
@@ -187,12 +186,10 @@ def row(spec: str) -> dict[str, Any]:
         model, images = ready(spec, found)
         try:
             judge(model, images, 3e-4, found)
-        except (
-            AssertionError,
-            CaptureError,
-        ):  # in float64 a wrong answer cannot pass for rounding, nor rounding for a wrong answer
-            model, images = model.double(), images.double()
-            judge(model, images, max(1e-7, 100 * chaos(model, images)), found)
+        except (AssertionError, CaptureError):
+            # Deep random networks magnify rounding: in float64 that shrinks by nine orders, a wrong answer does not.
+            judge(model.double(), images.double(), 3e-5, found)
+            found["reason"] = found["reason"] or "in float64: these random weights magnify float32 rounding"
     except Unbuilt as error:
         found["reason"] = str(error)
     except oracle.NoOracle as error:  # raised last, when all else held
@@ -237,19 +234,6 @@ def ready(spec: str, found: dict[str, Any]) -> tuple[nn.Module, Tensor]:
 
 def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
-
-
-def chaos(model: nn.Module, images: Tensor) -> float:
-    """How far the last digits of the image change the output: deep random networks magnify rounding."""
-    with torch.no_grad():
-        pairs = zip(
-            *(
-                [t for t in pytree.tree_leaves(model(x)) if isinstance(t, Tensor)]
-                for x in (images, images * (1 + 4 * torch.finfo(images.dtype).eps))
-            ),
-            strict=True,
-        )
-        return min(max(checks.gap(a, b) for a, b in pairs), 1e-6)
 
 
 def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -> None:
@@ -308,6 +292,7 @@ def fingerprint() -> str:
 
 
 def table(rows: list[dict[str, Any]], wanted: int) -> str:
+    fresh = sum(r["code"] == fingerprint() for r in rows)
     lines = [
         "# Coverage",
         "",
@@ -315,7 +300,8 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
         "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model,",
         "state by state (`tests/oracle.py`). *no oracle*: the same without the re-run (reason given). *unusable*: one",
         "clear error at `enhance` / `inspect` time. *differs* / *fails*: a bug.",
-        f"{len(rows)} of {wanted} models swept.",
+        f"{len(rows)} of {wanted} models swept; {fresh} of the rows were made by the code as it is now, the others by",
+        "earlier versions of it (`--keep` keeps those, without it they are made again).",
         "",
         "| group | models | exact | no oracle | unusable | differs | fails |",
         "|---|---|---|---|---|---|---|",
