@@ -174,6 +174,10 @@ class Enhanced(nn.Module):
         self.training = mode
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
+        return {**self.__dict__, "_plans": {}, "_versions": ()}
+
     # -- inside
     def _run(
         self, images: Tensor, budgets: tuple[int, ...], explain: bool = False

@@ -1,5 +1,8 @@
 """Packed and fused convolutions: the same numbers as the separate ops, to float rounding."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +78,15 @@ def test_batch_sizes_share_layouts() -> None:
         packed = packing(x.shape, [0, 0], [1, 1], [1, 1], 1)
         assert packing(x.shape, [0, 0], [1, 1], [1, 1], 1) is packed
     assert len(packing.uses) == 39 and len(packing.layouts) < 10
+
+
+def test_an_enhanced_model_can_be_copied_after_use() -> None:
+    net, images = Residual("relu").eval(), torch.randn(2, 3, 32, 32)
+    better = unstride.enhance(net, images[:1], budget=4)
+    expected = better(images)
+    torch.testing.assert_close(copy.deepcopy(better)(images), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(better))(images), expected)  # to a worker process, say
+    torch.testing.assert_close(better(images), expected)
 
 
 def test_only_float32_on_the_cpu_is_fused() -> None:
