@@ -191,7 +191,26 @@ def _head(*names: str) -> str:
     return _line(names)
 
 
-LEARNED = ""
+LEARNED = """\
+`unstride.fit` with its default options on training images of the network (1,600 + 400 of CIFAR-10, 400 + 100 of
+ImageNet), then `aggregate="attention", criterion="learned"`. Differences are learned minus learning-free, image by
+image.
+
+What was found: there is little to learn but how sure to be.
+
+- About the images that it was trained on a network is nearly always right, and most of all in its plain state, the only
+  one it saw in training: there the mean of the states is worse than plain, on unseen images it is better. What is
+  fitted on such images as they are undoes the aggregation and makes the network surer. That is why `fit` makes them
+  unfamiliar and goes half the way ([guide](fitting.md)).
+- Fitted on unseen images (`python -m benchmarks.fit --held-out`), the attention does not find better weights of the
+  states than equal ones, either; with larger steps the numbers per channel fit the few images at hand, and accuracy
+  falls.
+- What is left is the scale that all channels share. It changes likelihood and calibration, hardly ever the first class.
+- The paper's own setting (lr 1e-6) hardly moves the module from the mean of the states."""
 ORDER = ""
-STOPPING = ""
-BORDER = ""
+STOPPING = """\
+The rules on the running prediction of the search above (up to the largest budget measured), beside fixed budgets:
+accuracy and mean cost over all images. An image stops at the first expansion after which the rule holds."""
+BORDER = """\
+Cells that a moved map does not cover: weighted by what is covered (`renormalise`, our default), or zero as in the
+paper. Differences are renormalise minus zeros."""
