@@ -29,7 +29,7 @@ from unstride.paper.reproducing import Job
 
 NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
 DATA = {"cifar20": "cifar10", "cifar56": "cifar10", "mobilenetv2": "imagenet"}
-TEST = {"cifar20": 2000, "cifar56": 1000, "mobilenetv2": 120}
+TEST = {"cifar20": 2000, "cifar56": 2000, "mobilenetv2": 500}
 FIT = {"cifar10": (800, 200), "imagenet": (80, 20)}  # training images to fit the attention on, and to validate
 BUDGETS = (1, 2, 3, 4, 6, 8, 10, 13, 15)
 B = 10  # of the tables
@@ -41,6 +41,7 @@ class Assets:
 
     path: Path
     cache: Path
+    limit: int | None = None
     note: str = ""
     lr: float | None = None
 
@@ -59,7 +60,7 @@ class Assets:
 
     def test(self, loaded: Loaded, data: str) -> Dataset:
         name = "test_even" if data == "cifar10" else "val_1k_256"
-        return load_data(self._name(data, name), loaded.preprocess, limit=TEST[loaded.spec])
+        return load_data(self._name(data, name), loaded.preprocess, limit=min(TEST[loaded.spec], self.limit or 10**9))
 
     def fitting(self, loaded: Loaded, data: str) -> tuple[Dataset, Dataset]:
         train, validation = FIT[data]
@@ -160,7 +161,8 @@ def states(job: Job, net: str) -> tuple[Exhibit, list[Value]]:
 
 def _kept(job: Job, net: str, cell: Cell) -> list[Value]:
     """`every_state`, once."""
-    file = job.folder / f"states-{net}-{cell.row[0]}-{TEST[net]}.csv"
+    images = job.row(Run(net, DATA[net])).images
+    file = job.folder / f"states-{net}-{cell.row[0]}-{images}.csv"
     if not file.exists():
         rows = [[v.row[1], v.column, v.ours, v.images] for v in job.every_state(cell)]
         with file.open("w", newline="") as stream:
@@ -179,15 +181,13 @@ def measure(job: Job, net: str) -> None:
 
 
 def page(job: Job, nets: Sequence[str], folder: Path, command: str) -> str:
-    out = ["# Results: ablations", ""]
-    out += [f"Made by `{command}`: weights and images are third parties' and not part of this project."]
-    out += [f"B = {B} states unless said otherwise, learning-free with default options but for what a table varies;"]
     counts = ", ".join(f"{NETS[n]} on {job.row(Run(n, DATA[n])).images:,} images" for n in nets)
-    out += [
-        f"{counts}. Intervals are paired bootstrap",
-        "intervals over images; time is one thread's, beside other work.",
-    ]
     fits = ", ".join(f"{FIT[d][0]} + {FIT[d][1]} ({d})" for d in dict.fromkeys(DATA[n] for n in nets))
+    out = ["# Results: ablations", "", f"Made by `{command}`:"]
+    out += ["weights and images are third parties' and not part of this project.", ""]
+    out += [f"B = {B} states unless said otherwise, learning-free with default options but for what a table varies."]
+    out += [f"{counts}. Intervals are paired bootstrap intervals over images: where those of two rows overlap widely,"]
+    out += ["the rows are not told apart. Time is one thread's, beside other work."]
     out += [f"The attention is fitted on training images, fit + validation: {fits}.", ""]
     for title in settings(nets[0]):
         out += [f"## {title}", "", HEAD.format(title.split()[0].lower())]
@@ -239,18 +239,19 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--limit", type=int, default=None, help="at most so many test images of each network")
     parser.add_argument("--out", type=Path, required=True, help="the page; pictures go to images/ beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.cache.mkdir(parents=True, exist_ok=True)
     (args.out.parent / "images").mkdir(parents=True, exist_ok=True)
-    job = Job(Assets(args.assets, args.cache), args.cache, epochs=20, seed=0, progress=True)
+    job = Job(Assets(args.assets, args.cache, args.limit), args.cache, epochs=20, seed=0, progress=True)
     for net in args.nets:
         measure(job, net)
-    command = "python -m benchmarks.ablations --assets DIR" + (
-        "" if args.nets == list(NETS) else f" --nets {' '.join(args.nets)}"
-    )
-    args.out.write_text(page(job, args.nets, args.out.parent, f"{command} --out docs/results-ablations.md"))
+    command = "python -m benchmarks.ablations --assets DIR --out docs/results-ablations.md"
+    command += "" if args.limit is None else f" --limit {args.limit}"
+    command += "" if args.nets == list(NETS) else f" --nets {' '.join(args.nets)}"
+    args.out.write_text(page(job, args.nets, args.out.parent, command))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ CASES = {
     "cifar20": Case(
         lambda a: cifar(a, 20), IMAGENET, "expanded", (30, 100, 150), _pairs((10, 3), (10, 10), (10, 15)), 2000, 500
     ),
-    "cifar56": Case(lambda a: cifar(a, 56), IMAGENET, "expanded", (30, 100), _pairs((10, 3), (10, 10)), 400, 0),
+    "cifar56": Case(lambda a: cifar(a, 56), IMAGENET, "expanded", (30, 100), _pairs((10, 3), (10, 10)), 300, 0),
     "mobilenetv2": Case(
         lambda a: imagenet(a, "mobilenetv2", side=256), HALF, "standard", (30,), _pairs((15, 2), (10, 3)), 300, 0, 224
     ),

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from nets import namespace  # noqa: E402
 
 DOCS = ROOT / "docs"
-MADE = ("coverage.md", "results.md", "macs.md")  # written by commands
+MADE = ("coverage.md", "results.md", "results-tta.md", "results-ablations.md", "macs.md")  # written by commands
 PAGES = sorted(p.name for p in DOCS.glob("*.md") if p.name not in MADE)
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("*.py"))
 FENCE = re.compile(
