@@ -284,7 +284,22 @@ def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
         one, other = found[n, "align"], found[n, "stitch"]
         cells = [interval(one.areas(b, region=r), other.areas(b, region=r))[0] for r in REGIONS]
         out.append(f"| {one.scenes.name} | {b} | " + " | ".join(cells) + " |")
+    for n in trained:
+        out += ["", f"{found[n, 'align'].scenes.name}, IoU % of each class without flip:", ""]
+        out += ["| | " + " | ".join(camvid.CLASSES) + " |", "|---" * (len(camvid.CLASSES) + 1) + "|"]
+        rows = [("share of the pixels", 100 * share(found[n, "align"])), ("plain", iou(found[n, "align"], 1))]
+        rows += [(f"B = 10, `{NAMES[w]}`", iou(found[n, w], 10)) for w in ("align", "stitch") if (n, w) in found]
+        out += [f"| {name} | " + " | ".join(f"{v:.1f}" for v in values) + " |" for name, values in rows]
     return "\n".join(out) + "\n"
+
+
+def iou(p: Pass, budget: int) -> np.ndarray:
+    return 100 * np.array(summarise_areas(p.areas(budget).sum(0)).iou)
+
+
+def share(p: Pass) -> np.ndarray:
+    labelled = p.areas(1).sum(0)[2]
+    return labelled / labelled.sum()
 
 
 def main() -> None:
