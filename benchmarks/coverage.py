@@ -31,6 +31,7 @@ import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
+from unstride.states import State  # noqa: E402
 
 CORE = [
     "capture",
@@ -100,6 +101,8 @@ def build(spec: str) -> tuple[nn.Module, list[int]]:
         if name in ("inception_v3", "googlenet"):
             options |= {"init_weights": False}
         sizes = [224] if name.startswith(("vit", "maxvit")) else [64, 96, 224]
+        if name in ("efficientnet_v2_m", "efficientnet_v2_l"):  # at 64 px a state makes such deep random nets explode
+            sizes = [160]
         return torchvision.models.get_model(name, **options), sizes
     if library == "timm":
         model = _timm(name)
@@ -236,6 +239,13 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
 
 
+def chaos(net: checks.Net, image: Tensor, state: State) -> float:
+    """How far the last digits of the image change what the referee says: some random networks explode at a state."""
+    near = image * (1 + 4 * torch.finfo(image.dtype).eps)
+    pairs = zip(net.referee(near, state), net.referee(image, state), strict=True)
+    return max(checks.gap(a, b) for a, b in pairs)
+
+
 def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -> None:
     net = checks.Net.of(model, images[:1])
     analysis = net.found
@@ -250,7 +260,13 @@ def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -
         checks.check_identity(net, images, tol)
         analysis.require_layers()
     states = checks.some_states(analysis, 3)[1:]
-    far, worst = checks.check_briefly(net, images, states, tol)
+    try:
+        far, worst = checks.check_briefly(net, images, states, tol)
+    except AssertionError:
+        noise = max(chaos(net, images[i : i + 1], s) for i, s in enumerate(states))
+        if images.dtype == torch.float64 and noise > tol:
+            raise oracle.NoOracle(f"float64 rounding alone changes the re-run by {noise:.0e} (relative)") from None
+        raise
     found["verdict"], found["worst"], found["far"] = "exact", worst, far
     if far < 20 * worst:
         found["reason"] = (
