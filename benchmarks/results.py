@@ -95,15 +95,21 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/results"))
     parser.add_argument("--limit", type=int, default=None, help="test images of each network (default: all)")
-    parser.add_argument("--only", nargs="*", default=None, help="passes such as cifar20:default (default: all)")
+    parser.add_argument(
+        "--only",
+        nargs="*",
+        default=None,
+        help="passes such as cifar20:default, or cifar20:default:1000 on so many images (default: all)",
+    )
     parser.add_argument("--out", type=Path, default=None, help="where to write the page (default: print it)")
     args = parser.parse_args()
     wanted = args.only or [f"{n}:{c}" for n in NETS for c in CONFIGS]
     found = {}
     for name in wanted:
-        net, config = name.split(":")
-        found[net, config] = run_pass(net, config, args.assets, args.cache, args.limit)
-    page = render(found)
+        net, config, *some = name.split(":")
+        found[net, config] = run_pass(net, config, args.assets, args.cache, int(some[0]) if some else args.limit)
+    chosen = (f" --limit {args.limit}" if args.limit else "") + (f" --only {' '.join(args.only)}" if args.only else "")
+    page = render(found, f"python -m benchmarks.results --assets DIR{chosen}")
     if args.out is None:
         print(page)
     else:

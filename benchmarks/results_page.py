@@ -51,13 +51,17 @@ HEAD = (
 )
 TOP = """# Results on real networks
 
-Made by `python -m benchmarks.results --assets DIR --out docs/results.md`: weights and images are third parties' and not
-part of this project. Nothing was tuned on the test images. Intervals are paired bootstrap intervals over images; MACs
-count every state, as a multiple of one plain forward. Other pages: [segmentation](results-segmentation.md),
-[test-time augmentation](results-tta.md), [ablations](results-ablations.md)."""
+Made by the command below; weights and images are third parties' and not part of this project. Nothing was tuned on the
+test images. Intervals are paired bootstrap intervals over images; MACs count every state, as a multiple of one plain
+forward. Other pages: [test-time augmentation](results-tta.md), [ablations](results-ablations.md),
+[segmentation](segmentation.md).
+
+```bash
+{command}
+```"""
 
 
-def render(found: Found) -> str:
+def render(found: Found, command: str) -> str:
     nets = list(dict.fromkeys(n for n, c in found if c == "default"))
     sections = [
         ("Learning-free, default options", "", _free(found, nets)),
@@ -66,7 +70,7 @@ def render(found: Found) -> str:
         ("Stopping early", STOPPING, _stopping(found, nets)),
         ("Border rule of Align, B = 10", BORDER, _border(found, nets)),
     ]
-    out = [TOP]
+    out = [TOP.format(command=command)]
     for title, words, rows in sections:
         if len(rows) > 1:  # more than a head: a section whose passes were not run is left out
             out.append("\n\n".join(part for part in (f"## {title}", words, "\n".join(rows)) if part))
