@@ -52,8 +52,9 @@ HEAD = (
 TOP = """# Results on real networks
 
 Made by the command below; weights and images are third parties' and not part of this project. The learning-free
-options were not tuned on the test images; `fit` was designed with some of them in sight, see there. Intervals are paired bootstrap intervals over images; MACs count every state, as a multiple of one plain
-forward. Other pages: [test-time augmentation](results-tta.md), [ablations](results-ablations.md),
+options were not tuned on the test images; `fit` was designed with some of them in sight, see there.
+Intervals are paired bootstrap intervals over images; MACs count every state, as a multiple of one
+plain forward. Other pages: [test-time augmentation](results-tta.md), [ablations](results-ablations.md),
 [segmentation](segmentation.md).
 
 ```bash
@@ -206,8 +207,8 @@ What was found: there is little to learn but how sure to be.
   one it saw in training: there the mean of the states is worse than plain, on unseen images it is better. What is
   fitted on such images as they are is drawn back to the plain state and to surer logits. That is why `fit` makes them
   unfamiliar and goes half the way ([guide](fitting.md)).
-- Fitted on unseen images (ResNet-20, each half of 2,000 test images for the other; `python -m benchmarks.fit --held-out`
-  does the like), the attention did not find better weights of the states than equal ones, either; with larger steps
+- Fitted on unseen images (ResNet-20, each half of 2,000 test images for the other; `python -m benchmarks.fit
+  --held-out` does the like), the attention did not find better weights of the states than equal ones, either; with larger steps
   the numbers per channel fitted the few images at hand, and accuracy fell.
 - What is left is the scale that all channels share. It changes likelihood and calibration, hardly ever the first class.
 - The paper's own setting (lr 1e-6) hardly moves the module from the mean of the states.
@@ -224,5 +225,5 @@ The rules on the running prediction of the search above (up to the largest budge
 accuracy and mean cost over all images. An image stops at the first expansion after which the rule holds."""
 BORDER = """\
 Cells that a moved map does not cover: weighted by what is covered (`renormalise`, our default), or zero as in the
-paper. Differences are renormalise minus zeros: no measurable difference in accuracy, a small one in likelihood in favour
-of zeros. Too little to change the default, and on one network only."""
+paper. Differences are renormalise minus zeros: no measurable difference in accuracy, a small one in likelihood in
+favour of zeros. Too little to change the default, and on one network only."""
