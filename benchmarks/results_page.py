@@ -208,8 +208,8 @@ What was found: there is little to learn but how sure to be.
   fitted on such images as they are is drawn back to the plain state and to surer logits. That is why `fit` makes them
   unfamiliar and goes half the way ([guide](fitting.md)).
 - Fitted on unseen images (ResNet-20, each half of 2,000 test images for the other; `python -m benchmarks.fit
-  --held-out` does the like), the attention did not find better weights of the states than equal ones, either; with larger steps
-  the numbers per channel fitted the few images at hand, and accuracy fell.
+  --held-out` does the like), the attention did not find better weights of the states than equal ones,
+  either; with larger steps the numbers per channel fitted the few images at hand, and accuracy fell.
 - What is left is the scale that all channels share. It changes likelihood and calibration, hardly ever the first class.
 - The paper's own setting (lr 1e-6) hardly moves the module from the mean of the states.
 
