@@ -104,9 +104,13 @@ class Attention(nn.Module):
     def received(self, f: Tensor) -> Tensor:
         """Attention that each state receives, averaged over the states that give it: (N, S, C, ...) -> (N, S, ...)."""
         last = f.movedim(2, -1)
-        q, k = self.query(last)[..., 0], self.key(last)[..., 0]  # (N, S, ...)
-        scores = q.unsqueeze(2) * k.unsqueeze(1)
-        return scores.softmax(2).mean(1)
+        return _received(self.query(last)[..., 0], self.key(last)[..., 0])
+
+    def project(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and key of one map (C, ...) -> (...), which is all that its criterion needs."""
+        both = torch.cat([self.query.weight, self.key.weight]) @ f.reshape(self.channels, -1)
+        shape = f.shape[1:]
+        return both[0].view(shape) + self.query.bias[0], both[1].view(shape) + self.key.bias[0]
 
     def forward(self, f: Tensor) -> Tensor:
         """(N, S, C, ...) -> (N, C, ...)."""
@@ -120,29 +124,48 @@ class Attention(nn.Module):
         The paper sums W over its normalised index, which is always 1; what it argues for, "contributes the most to the
         aggregate", is the other sum.
         """
-        got = self.received(f) * f.shape[1]
-        return 1.0 / got.flatten(2).mean(2).clamp(min=1e-12) if got.ndim > 2 else 1.0 / got.clamp(min=1e-12)
+        return _criterion(self.received(f))
+
+
+def _received(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T) summed over those who give it: queries and keys (N, S, ...) -> (N, S, ...)."""
+    return (q.unsqueeze(2) * k.unsqueeze(1)).softmax(2).mean(1)
+
+
+def _criterion(received: Tensor) -> Tensor:
+    got = received * received.shape[1]
+    return 1.0 / got.flatten(2).mean(2).clamp(min=1e-12) if got.ndim > 2 else 1.0 / got.clamp(min=1e-12)
 
 
 @dataclass(eq=False)
 class Attended:
-    """Keeps the aligned maps of one image for the attention module."""
+    """Keeps the aligned maps of one image for the attention, and of each the query and key: a step costs no more."""
 
     attention: Attention
     border: str = "renormalise"
     maps: list[Tensor] = field(default_factory=list)
+    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None:
         f = f.float()
         if offset is not None and f.ndim == 3:
             f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
         self.maps.append(f)
+        self.pairs.append(self.attention.project(f))
+
+    def _received(self) -> Tensor:
+        q, k = (torch.stack(part)[None] for part in zip(*self.pairs, strict=True))
+        return _received(q, k)
 
     def value(self) -> Tensor:
         if len(self.maps) == 1:  # budget 1 is the model, whatever was learned
             return self.maps[0]
-        return self.attention(torch.stack(self.maps)[None])[0]
+        total, attended = torch.zeros_like(self.maps[0]), torch.zeros_like(self.maps[0])
+        for f, got in zip(self.maps, self._received()[0], strict=True):  # one by one: no second copy of all maps
+            total += f
+            attended += got * f
+        return total / len(self.maps) + self.attention.out.view(-1, *[1] * (total.ndim - 1)) * attended
 
     def criteria(self) -> list[float]:
         with torch.no_grad():
-            return [float(v) for v in self.attention.criterion(torch.stack(self.maps)[None])[0]]
+            return [float(v) for v in _criterion(self._received())[0]]
