@@ -55,7 +55,7 @@ Made by the command below; weights and images are third parties' and not part of
 options were not tuned on the test images; `fit` was designed with some of them in sight, see there.
 Intervals are paired bootstrap intervals over images; MACs count every state, as a multiple of one
 plain forward. Other pages: [test-time augmentation](results-tta.md), [ablations](results-ablations.md),
-[segmentation](segmentation.md).
+[segmentation](results-segmentation.md).
 
 ```bash
 {command}
