@@ -66,7 +66,7 @@ def test_table(tmp_path: Path) -> None:
     result = run(tmp_path, "nets.py:net", "--image-size", "32")
     assert result.exit_code == 0, result.output
     for words in ("24 states", "0 (conv)", "2 (max_pool)", "2x3", "8x6", "100% of a forward", "features end at 3"):
-        assert words in result.output
+        assert words in " ".join(result.output.split())  # a long path breaks the line
     assert "left out: 4 (avg_pool2d)" in result.output
 
 

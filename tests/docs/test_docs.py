@@ -134,7 +134,7 @@ def test_readme_is_true() -> None:
         _, name, *words = shlex.split(line)
         group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"`?make (\w+)", text):
+    for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert (ROOT / link).is_file(), link
