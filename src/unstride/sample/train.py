@@ -4,7 +4,8 @@
     python -m unstride.sample.train                  # about an hour on one core
     python -m unstride.sample.train --only samples   # the test samples alone, in seconds
 
-One thread and fixed seeds: the same machine and versions give the same files, byte for byte; others come close.
+One thread and fixed seeds: the same machine and versions give the same samples, byte for byte, and the same weights;
+others come close.
 The last 5,000 training images are never trained on; the test images are read once, at the end, to say how good the
 networks are.
 """
