@@ -154,3 +154,11 @@ def zipped(
                 images.append(torch.from_numpy(np.asarray(image)[at, at].copy()).permute(2, 0, 1))
             labels.append(int(label))
     return normalise(torch.stack(images), stats), torch.tensor(labels)
+
+
+def give(page: str, out: Path | None) -> None:
+    """Write a page, or print it."""
+    if out is None:
+        print(page)
+    else:
+        out.write_text(page, encoding="utf-8")

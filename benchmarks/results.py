@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unstride
-from benchmarks.nets import Bench, cifar, imagenet
+from benchmarks.nets import Bench, cifar, give, imagenet
 from benchmarks.results_page import Pass, render
 
 BATCH = 50
@@ -110,10 +110,7 @@ def main() -> None:
         found[net, config] = run_pass(net, config, args.assets, args.cache, int(some[0]) if some else args.limit)
     chosen = (f" --limit {args.limit}" if args.limit else "") + (f" --only {' '.join(args.only)}" if args.only else "")
     page = render(found, f"python -m benchmarks.results --assets DIR{chosen}")
-    if args.out is None:
-        print(page)
-    else:
-        args.out.write_text(page)
+    give(page, args.out)
 
 
 if __name__ == "__main__":

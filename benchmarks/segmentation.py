@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import unstride
 from benchmarks import camvid
-from benchmarks.nets import DeepLabVOC
+from benchmarks.nets import DeepLabVOC, give
 from unstride import sample
 from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
 from unstride.fingerprint import fingerprint
@@ -318,10 +318,7 @@ def main() -> None:
         found[net, way] = run_pass(net, way, args.assets, args.nets, args.cache, limits.get(net))
     said = {"--limit": args.limit, "--only": args.only}
     page = render(found, "".join(f" {name} {' '.join(values)}" for name, values in said.items() if values))
-    if args.out is None:
-        print(page)
-    else:
-        args.out.write_text(page)
+    give(page, args.out)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unstride
-from benchmarks.nets import HALF, IMAGENET, Bench, cifar, imagenet
+from benchmarks.nets import HALF, IMAGENET, Bench, cifar, give, imagenet
 from unstride.evaluation.metrics import Scores, compare, score
 from unstride.tta import TTA, BudgetPair, fitting, methods
 from unstride.tta.cache import Rows
@@ -342,10 +342,7 @@ def main() -> None:
         "" if args.nets == list(CASES) else f" --nets {' '.join(args.nets)}"
     )
     page = INTRO.format(command=command, pool=POOL, alone=ALONE, known=" and ".join(known)) + "\n".join(body) + "\n"
-    if args.out is None:
-        print(page)
-    else:
-        args.out.write_text(page)
+    give(page, args.out)
 
 
 if __name__ == "__main__":

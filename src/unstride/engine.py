@@ -10,7 +10,7 @@ from torch.fx import Node
 from unstride.capture import Graph, run_nodes, tolerance
 from unstride.errors import CaptureError, OptionError
 from unstride.movers import Batch, Rows
-from unstride.segments import Cutter, Segment
+from unstride.segments import Cutter, Segment, _bytes, as_it_is
 from unstride.states import Selection, State
 from unstride.subsampling import Subsampling
 
@@ -33,7 +33,7 @@ class Engine:
         taps: Sequence[Node],
         plain: Sequence[Node] = (),
         max_bytes: int = 256 << 20,
-        run_segment: Callable[[nn.Module], nn.Module] = lambda m: m,
+        run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
     ) -> None:
         if max_bytes < 1:
             raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
@@ -88,6 +88,18 @@ class Engine:
 
     def start(self, images: Tensor) -> "Run":
         return Run(self, images)
+
+    def prefix_bytes(self, layers: Iterable[int], budget: int) -> int:
+        """The most that the stored prefixes of one image take in a search of these layers."""
+        layers, total, prefixes = set(layers), 0, 1
+        for level in range(self.depth):
+            if level in layers:
+                rate = self.found.layers[level - 1].rate
+                prefixes = min(budget, prefixes * rate[0] * rate[1])
+            if level + 1 in layers:
+                shapes = [self.found.trace.shapes[n] for n in self.moved[level].outputs]
+                total += prefixes * sum(_bytes(shape, self.graph.dtype) for shape in shapes)
+        return total
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""

@@ -18,6 +18,7 @@ from unstride.optimise import channels_last, mostly_convolutions, optimise
 from unstride.prediction import Prediction, Visited, compare_states, moved
 from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
 from unstride.search import CRITERIA, ORDERS, default_layers
+from unstride.segments import as_it_is
 from unstride.states import State
 from unstride.stopping import Stop
 from unstride.subsampling import find_layers
@@ -71,15 +72,13 @@ class Enhanced(nn.Module):
         return plan
 
     def _plan(self, example: Tensor) -> Plan:
-        graph = capture(self.model, example)
-        if not self._optimise:
-            return make_plan(graph, find_layers(graph), self.task, self.space, self.max_bytes)
-        graph = optimise(graph)
+        graph, run_segment = capture(self.model, example), as_it_is
+        if self._optimise:
+            graph = optimise(graph)
         found = find_layers(graph)
-        if not mostly_convolutions(found):
-            return make_plan(graph, found, self.task, self.space, self.max_bytes)
-        graph = channels_last(graph)
-        run_segment = Fuser() if available(graph.device, graph.dtype) else _as_it_is
+        if self._optimise and mostly_convolutions(found):
+            graph = channels_last(graph)
+            run_segment = Fuser() if available(graph.device, graph.dtype) else as_it_is
         return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
@@ -235,13 +234,8 @@ class Enhanced(nn.Module):
         """How many images may be under way together: their stored prefixes must fit the memory bound, and not take
         more than the plain network needs for all `count` images.
         """
-        stored, prefixes = 0, 1
-        for level in range(plan.engine.depth):
-            if level and (options.states is not None or level in options.layers):
-                rate = plan.found.layers[level - 1].rate
-                prefixes = min(options.budget, prefixes * rate[0] * rate[1])
-            if options.states is not None or level + 1 in options.layers:
-                stored += prefixes * _kept_bytes(plan, level)
+        every = range(1, plan.engine.depth + 1)
+        stored = plan.engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
         bound = self.max_bytes if count is None else min(self.max_bytes, count * plan.engine.plain_bytes)
         return max(1, bound // max(1, stored))
 
@@ -389,17 +383,6 @@ def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
         )
     if asked["align"] == "stitch" and (task != "segmentation" or asked["aggregate"] == "max"):
         raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
-
-
-def _as_it_is(module: nn.Module) -> nn.Module:
-    return module
-
-
-def _kept_bytes(plan: Plan, level: int) -> int:
-    """Bytes that one stored prefix at a level takes."""
-    from unstride.segments import _bytes
-
-    return sum(_bytes(plan.found.trace.shapes[n], plan.graph.dtype) for n in plan.engine.moved[level].outputs)
 
 
 def _index(leaves: tuple[Any, ...], leaf: Node) -> int:

@@ -14,7 +14,7 @@ from unstride.engine import Engine
 from unstride.errors import CaptureError, OptionError
 from unstride.grids import Grid
 from unstride.positions import op_name
-from unstride.segments import Segment, _ancestors_until
+from unstride.segments import Segment, _ancestors_until, as_it_is
 from unstride.states import State
 from unstride.subsampling import Subsampling, feature_node
 
@@ -79,7 +79,7 @@ def make_plan(
     task: str,
     space: str | None,
     max_bytes: int,
-    run_segment: Callable[[nn.Module], nn.Module] = lambda m: m,
+    run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
 ) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     found.require_layers()

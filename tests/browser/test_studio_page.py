@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from chrome import Chrome, missing
 from PIL import Image
+from studio_nets import photo as make_photo
+from studio_nets import write_nets
 
 import unstride
 from unstride import models
@@ -21,28 +23,6 @@ from unstride.studio import Studio, make_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")]
 
-NETS = """
-from torch import nn
-from unstride.images import Preprocess
-from unstride.models import Loaded
-
-def net():
-    body = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(8, 4),
-    )
-    for p in body.parameters():
-        p.data.mul_(4)
-    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>odd</b> name"))
-
-def segmenter():
-    body = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 3, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),
-    )
-    for p in body.parameters():
-        p.data.mul_(4)
-    return Loaded("seg", body, Preprocess(64, 64), "segmentation", ("background", "sky", "road"))
-"""
 CLASSES = ("red", "green", "blue", "<b>odd</b> name")
 DONE = "!document.body.classList.contains('busy') && !document.getElementById('result').hidden"
 PRESSED = "document.querySelector('.samples [aria-pressed=\"true\"]')"
@@ -59,18 +39,13 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nets(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("nets") / "nets.py"
-    path.write_text(NETS)
-    return str(path)
+    return write_nets(tmp_path_factory.mktemp("nets"))
 
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    y, x = np.mgrid[:60, :80] / 48
-    noise = np.random.default_rng(4).random((60, 80, 3)) * 0.4
-    waves = np.stack([np.sin(9 * x), np.cos(7 * y), np.sin(5 * (x + y))], -1) * 0.3 + 0.3
     path = tmp_path / "photo.png"
-    Image.fromarray(((waves + noise).clip(0, 1) * 255).astype(np.uint8)).save(path)
+    make_photo(4, (60, 80)).save(path)
     return path
 
 
