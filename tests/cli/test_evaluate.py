@@ -130,6 +130,21 @@ def test_segmentation_prints_the_papers_table(tmp_path):
     assert "pixels corrected" in shown
 
 
+def test_a_segmenter_that_says_nothing_of_its_images_sees_them_whole(tmp_path):
+    (tmp_path / "mine.py").write_text(f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r})\n"
+                                      "import tiny\ndef make(): return tiny.net(maps=True)\n")  # fmt: skip
+    rng = np.random.default_rng(0)
+    for name, shape in (("images", (16, 24, 3)), ("masks", (16, 24))):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.fromarray(rng.integers(0, 6, shape).astype(np.uint8)).save(tmp_path / "set" / name / "0.png")
+    shown = run("mine.py:make", "--data", f"masks:{tmp_path / 'set'}", "--budget", "1,4", "--json").stdout
+    row = json.loads(shown)["rows"][0]
+    assert (row["images"], row["errors"]) == (1, 0)
+    loaded = models.load("mine.py:make")
+    assert loaded.for_task("segmentation").preprocess.size is None
+    assert loaded.for_task("classification").preprocess == models.Preprocess()
+
+
 def test_errors_are_explained_and_end_in_1(tmp_path):
     data = tiny.npz(tmp_path, 4)
     for arguments, word in (

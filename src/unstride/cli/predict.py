@@ -57,6 +57,7 @@ def register(app: typer.Typer) -> None:
         task = task or loaded.task or "classification"
         if task not in TASKS:
             raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
+        loaded = loaded.for_task(task)
         failed: dict[str, str] = {}
         answers: list[dict[str, Any]] = []
         names = _Names(plot, several=len(images) > 1 or images[0].is_dir())

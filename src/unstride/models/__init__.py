@@ -63,6 +63,12 @@ class Loaded:
             size = self.preprocess.size or (shorter, shorter)
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
+    def for_task(self, task: str) -> Loaded:
+        """The same; where nobody said how images are prepared, a segmenter sees them whole."""
+        if task == "segmentation" and self.preprocess == Preprocess():
+            return replace(self, preprocess=Preprocess(resize=None, crop=None))
+        return self
+
     def __repr__(self) -> str:
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         return (
