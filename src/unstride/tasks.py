@@ -157,6 +157,12 @@ def _segmentation_pairs(
         if grid is None or grid.tokens or set(grid.dims) != {2, 3}:
             if pairs:
                 continue  # an auxiliary map without a grid stays as the plain network gives it
+            if min(shapes[tap][2:]) == 1:
+                h, w = graph.size
+                raise CaptureError(
+                    f"the logit map is {shapes[tap][2]}x{shapes[tap][3]} before its upsampling at images of {h}x{w}: a "
+                    "single row or column of cells has no place on the image. Use larger images, or pad them."
+                )
             lost = f" ({'; '.join(found.unknown[:3])})" if found.unknown else ""
             raise CaptureError(
                 f"the logit map {('B', *shapes[leaf][1:])} has no known place on the image{lost}: its states cannot be "

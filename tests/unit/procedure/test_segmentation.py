@@ -193,3 +193,5 @@ def test_refusals_are_clear(images: torch.Tensor) -> None:
         unstride.enhance(net, images[:1], task="segmentation")
     with pytest.raises(OptionError, match="learning-free"):
         unstride.enhance(seeded(SmallSegmenter()), images[:1], task="segmentation", aggregate="attention")
+    with pytest.raises(CaptureError, match="2x1 before its upsampling at images of 16x8"):
+        unstride.enhance(seeded(SmallSegmenter()), images[:1, :, :16, :8], task="segmentation")
