@@ -10,7 +10,7 @@ from torch.fx import Node
 from unstride.capture import Graph, run_nodes, tolerance
 from unstride.errors import CaptureError, OptionError
 from unstride.movers import Batch, Rows
-from unstride.segments import Cutter, Segment, _bytes, as_it_is
+from unstride.segments import Cutter, Segment, _bytes, as_it_is, batch_of
 from unstride.states import Selection, State
 from unstride.subsampling import Subsampling
 
@@ -46,7 +46,7 @@ class Engine:
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
         self.plain_bytes = max(s.bytes for s in self.as_trained)
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
-        self.batches = {n: self.cutter.batch(n) for n in dict.fromkeys([*kept, *taps, *plain])}
+        self.batches = {n: batch_of(n) for n in dict.fromkeys([*kept, *taps, *plain])}
 
         self._check_rows()
         self.roots = sorted({found.level[tap] for tap in taps})

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from unstride.aggregate import BORDERS, Attention
 from unstride.capture import capture, check_images, frozen_eval
+from unstride.compiled import compile_segment
 from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.fused import Fuser, available
 from unstride.optimise import channels_last, mostly_convolutions, optimise
@@ -24,6 +25,7 @@ from unstride.stopping import Stop
 from unstride.subsampling import find_layers
 from unstride.tasks import SPACES, TASKS, Plan, make_plan
 
+OPTIMISE = (True, False, "compile")
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
 Key = tuple[int, int, int, torch.dtype, torch.device]
 
@@ -44,7 +46,7 @@ class Enhanced(nn.Module):
         space: str | None,
         options: dict[str, Any],
         max_bytes: int,
-        optimise: bool = True,
+        optimise: bool | str = True,
     ) -> None:
         super().__init__()
         self.model = model
@@ -79,6 +81,8 @@ class Enhanced(nn.Module):
         if self._optimise and mostly_convolutions(found):
             graph = channels_last(graph)
             run_segment = Fuser() if available(graph.device, graph.dtype) else as_it_is
+        if self._optimise == "compile":
+            run_segment = compile_segment
         return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
@@ -323,14 +327,15 @@ def enhance(
     stop: Stop | None = None,
     seed: int = 0,
     max_bytes: int = 512 << 20,
-    optimise: bool = True,
+    optimise: bool | str = True,
 ) -> Enhanced:
     """Make a pretrained model better at test time, without training it.
 
     Example: `better = unstride.enhance(model, images[:1], budget=10); logits = better(images)`
 
     `budget` counts the states of each image, the plain network's included: 1 is the model itself. The rest has sensible
-    defaults; see the guide "choosing options". `optimise=False` runs the captured graph without exact rewrites.
+    defaults; see the guide "choosing options". `optimise=False` runs the captured graph without exact rewrites,
+    `optimise="compile"` hands its segments to `torch.compile`.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
@@ -347,24 +352,26 @@ def enhance(
         "seed": seed,
     }
     _validate(task, space, asked)
+    _one_of("optimise", optimise, OPTIMISE)
     better = Enhanced(model, task, space, asked, max_bytes, optimise)
     _, plan, _ = better._fit(check_images(example, "example")[:1])
     better.options(plan)
     return better
 
 
-def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
-    def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
-        if value not in allowed:
-            raise OptionError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, allowed))}")
+def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
+    if value not in allowed:
+        raise OptionError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, allowed))}")
 
-    one_of("task", task, TASKS)
-    one_of("space", space, (None, *SPACES))
-    one_of("criterion", asked["criterion"], CRITERIA)
-    one_of("aggregate", asked["aggregate"], AGGREGATES)
-    one_of("align", asked["align"], ALIGNS)
-    one_of("border", asked["border"], BORDERS)
-    one_of("order", asked["order"], ORDERS)
+
+def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
+    _one_of("task", task, TASKS)
+    _one_of("space", space, (None, *SPACES))
+    _one_of("criterion", asked["criterion"], CRITERIA)
+    _one_of("aggregate", asked["aggregate"], AGGREGATES)
+    _one_of("align", asked["align"], ALIGNS)
+    _one_of("border", asked["border"], BORDERS)
+    _one_of("order", asked["order"], ORDERS)
     budget = asked["budget"]
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
         raise OptionError(

@@ -76,18 +76,6 @@ class Cutter:
             return "data"
         return "static" if all(self.kind[i] == "static" for i in n.all_input_nodes) else "sized"
 
-    def batch(self, n: Node) -> Batch:
-        """Which dimension of a value counts images, and how many entries each image has there."""
-        value = n.meta["val"]
-        for d, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt):
-                expr = sympy.sympify(size.node.expr)
-                (symbol,) = expr.free_symbols or (None,)
-                factor = sympy.simplify(expr / symbol) if symbol is not None else None
-                if factor is not None and factor.is_Integer:
-                    return Batch(d, int(factor))
-        raise CaptureError(f"{n.name}: no dimension of {tuple(value.shape)} is a multiple of the batch")
-
     def segment(self, level: int, wanted: Iterable[Node], moved: bool, start: Iterable[Node] = ()) -> Segment:
         """Ops of `level` that `wanted` needs; `wanted` may lie on any level, `start` are values taken as given."""
         wanted = list(dict.fromkeys(wanted))
@@ -211,7 +199,7 @@ class _Builder:
         if shift.site is not None and shift.site.windows is not None:
             shape = shapes[n][0] if isinstance(shapes[n], list) else shapes[n]
             out, stride = (shape[2], shape[3]), stride_of(n)
-        return Mover(shift, self.c.batch(source), len(shapes[source]), out, stride)
+        return Mover(shift, batch_of(source), len(shapes[source]), out, stride)
 
     def _module(self, module: nn.Module, args: tuple[Any, ...]) -> Node:
         name = f"move_{len(list(self.c.root.children()))}"
@@ -247,6 +235,19 @@ class _Builder:
             ceil=bool(args[4]),
         )
         return self._module(pool, (prepared, self.states))
+
+
+def batch_of(n: Node) -> Batch:
+    """Which dimension of a value counts images, and how many entries each image has there."""
+    value = n.meta["val"]
+    for d, size in enumerate(value.shape):
+        if isinstance(size, torch.SymInt):
+            expr = sympy.sympify(size.node.expr)
+            (symbol,) = expr.free_symbols or (None,)
+            factor = sympy.simplify(expr / symbol) if symbol is not None else None
+            if factor is not None and factor.is_Integer:
+                return Batch(d, int(factor))
+    raise CaptureError(f"{n.name}: no dimension of {tuple(value.shape)} is a multiple of the batch")
 
 
 def _attribute(n: Node) -> str:
