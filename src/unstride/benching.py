@@ -262,7 +262,7 @@ def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:
         return None
     crop = size if better.task == "classification" else None
     # Normalised noise is not in [0, 1]; with a wide normalisation it is, and views cost what they cost on photographs.
-    channels = next(iter(better._plans.values())).graph.channels
+    channels = better.plan.graph.channels
     return TTA(
         better.model, policy, "mean", views, mean=[0.5] * channels, std=[0.1] * channels, task=better.task, crop=crop
     )

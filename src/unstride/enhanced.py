@@ -10,22 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.aggregate import BORDERS, Attention
+from unstride.aggregate import Attention
 from unstride.capture import capture, check_images, frozen_eval
 from unstride.compiled import compile_segment
 from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.fused import Fuser, available
 from unstride.optimise import channels_last, mostly_convolutions, optimise
+from unstride.options import Options, validate
 from unstride.prediction import Prediction, Visited, compare_states, moved
-from unstride.procedure import AGGREGATES, ALIGNS, ImageRun, Options, finish, run_procedure
-from unstride.search import CRITERIA, ORDERS, default_layers
+from unstride.procedure import ImageRun, finish, run_procedure
+from unstride.search import default_layers
 from unstride.segments import as_it_is
 from unstride.states import State
 from unstride.stopping import Stop
 from unstride.subsampling import find_layers
-from unstride.tasks import SPACES, TASKS, Plan, make_plan
+from unstride.tasks import Plan, make_plan
 
-OPTIMISE = (True, False, "compile")
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
 Key = tuple[int, int, int, torch.dtype, torch.device]
 
@@ -72,6 +72,11 @@ class Enhanced(nn.Module):
                 plan = self._plan(images[:1])
             self._plans[key] = plan
         return plan
+
+    @property
+    def plan(self) -> Plan:
+        """How the size that was prepared first runs: layers, engine, where maps are aggregated."""
+        return next(iter(self._plans.values()))
 
     def _plan(self, example: Tensor) -> Plan:
         graph, run_segment = capture(self.model, example), as_it_is
@@ -155,7 +160,7 @@ class Enhanced(nn.Module):
     def with_options(self, **changes: Any) -> "Enhanced":
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`."""
         asked = {**self._asked, **changes}
-        _validate(self.task, self.space, asked)
+        validate(self.task, self.space, asked)
         other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self._optimise)
         other._plans, other._versions, other.attention = self._plans, self._versions, self.attention
         other.preprocess = self.preprocess
@@ -301,11 +306,11 @@ class Enhanced(nn.Module):
         asked = self._asked
         layers = asked["layers"]
         if layers is None and self._plans:
-            layers = default_layers(next(iter(self._plans.values())).found.space, self.task)
+            layers = default_layers(self.plan.found.space, self.task)
         parts = [f"task={self.task!r}", f"budget={asked['budget']}", f"layers={layers}"]
         parts += [f"{k}={asked[k]!r}" for k in ("criterion", "aggregate", "align", "border", "order")]
         if self._plans:
-            parts.append(f"space={next(iter(self._plans.values())).space!r}")
+            parts.append(f"space={self.plan.space!r}")
         parts += [f"stop={asked['stop']!r}"] if asked["stop"] is not None else []
         return ", ".join(parts)
 
@@ -351,45 +356,11 @@ def enhance(
         "stop": stop,
         "seed": seed,
     }
-    _validate(task, space, asked)
-    _one_of("optimise", optimise, OPTIMISE)
+    validate(task, space, asked, optimise)
     better = Enhanced(model, task, space, asked, max_bytes, optimise)
     _, plan, _ = better._fit(check_images(example, "example")[:1])
     better.options(plan)
     return better
-
-
-def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    if value not in allowed:
-        raise OptionError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, allowed))}")
-
-
-def _validate(task: str, space: str | None, asked: dict[str, Any]) -> None:
-    _one_of("task", task, TASKS)
-    _one_of("space", space, (None, *SPACES))
-    _one_of("criterion", asked["criterion"], CRITERIA)
-    _one_of("aggregate", asked["aggregate"], AGGREGATES)
-    _one_of("align", asked["align"], ALIGNS)
-    _one_of("border", asked["border"], BORDERS)
-    _one_of("order", asked["order"], ORDERS)
-    budget = asked["budget"]
-    if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-        raise OptionError(
-            f"budget: got {budget!r}, wanted a whole number of states, at least 1 (1 is the model itself)"
-        )
-    layers = asked["layers"]
-    if layers is not None and list(layers) != list(range(min(layers, default=0), max(layers, default=-1) + 1)):
-        raise OptionError(f"layers: got {layers}, wanted a contiguous range such as range(2, 5)")
-    if asked["stop"] is not None and not hasattr(asked["stop"], "reason"):
-        raise OptionError(f"stop: got {asked['stop']!r}, wanted a rule such as unstride.Confident(p=0.9)")
-    if asked["criterion"] == "learned" and asked["aggregate"] != "attention":
-        raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
-    if task == "segmentation" and asked["aggregate"] == "attention":
-        raise OptionError(
-            "aggregate='attention' is for classification; segmentation is learning-free (mean, entropy, max)"
-        )
-    if asked["align"] == "stitch" and (task != "segmentation" or asked["aggregate"] == "max"):
-        raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
 
 
 def _index(leaves: tuple[Any, ...], leaf: Node) -> int:

@@ -20,6 +20,7 @@ from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
 from unstride.evaluation.distributed import World, world
 from unstride.fingerprint import fingerprint
+from unstride.options import Options
 from unstride.pools import (
     Pool,
     SampledSearch,
@@ -31,7 +32,6 @@ from unstride.pools import (
     reusable,
     unfamiliar,
 )
-from unstride.procedure import Options
 from unstride.search import Search
 from unstride.tasks import Plan
 from unstride.tta.progress import progress

@@ -19,7 +19,7 @@ from unstride.artefacts import read_artefact, write_artefact
 from unstride.capture import check_images
 from unstride.engine import Request
 from unstride.errors import ArtefactError, DataError, InputError
-from unstride.procedure import Options
+from unstride.options import Options
 from unstride.search import Search
 from unstride.states import State
 from unstride.tasks import Plan

@@ -6,34 +6,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unstride.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy, two_class
+from unstride.aggregate import Accumulator, Attended, Maximum, WeightedMean, entropy, two_class
 from unstride.engine import Request
 from unstride.errors import OptionError
+from unstride.options import Options
 from unstride.search import Search, random_score
 from unstride.states import State
 from unstride.stitch import Stitched
-from unstride.stopping import Progress, Stop
+from unstride.stopping import Progress
 from unstride.tasks import Plan, Target
-
-AGGREGATES = ("mean", "entropy", "attention", "max")
-ALIGNS = (True, False, "stitch")
-
-
-@dataclass(frozen=True, eq=False)
-class Options:
-    """What `enhance` was asked for, validated there."""
-
-    budget: int
-    layers: tuple[int, ...]
-    criterion: str
-    aggregate: str
-    align: bool | str
-    border: str
-    order: str
-    seed: int
-    states: tuple[State, ...] | None = None
-    stop: Stop | None = None
-    attention: Attention | None = None
 
 
 @dataclass(eq=False)

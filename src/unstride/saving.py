@@ -9,10 +9,11 @@ from torch import nn
 
 from unstride.aggregate import Attention
 from unstride.artefacts import read_artefact, write_artefact
-from unstride.enhanced import Enhanced, _validate
+from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, InputError, OptionError
 from unstride.fingerprint import fingerprint
 from unstride.images import Preprocess
+from unstride.options import validate
 from unstride.states import State
 from unstride.stopping import Agreement, Confident, LowEntropy, Margin
 
@@ -64,7 +65,7 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     try:
         asked = _asked(meta["options"])
         task, space, channels = meta["task"], meta["space"], meta["channels"]
-        _validate(task, space, asked)
+        validate(task, space, asked)
         better = Enhanced(model, task, space, asked, 512 << 20)
         stored = meta["preprocess"]
         better.preprocess = Preprocess(**{k: _tuples(v) for k, v in stored.items()}) if stored is not None else None

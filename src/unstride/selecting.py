@@ -15,8 +15,8 @@ from unstride.enhanced import Enhanced, enhance
 from unstride.errors import InputError, OptionError
 from unstride.fingerprint import fingerprint
 from unstride.fitting import finish
+from unstride.options import Options
 from unstride.pools import Store, batches, check_labels, draw_pools, image_key, reusable
-from unstride.procedure import Options
 from unstride.states import State, StateSpace
 from unstride.static import Fixed
 from unstride.tasks import Plan

@@ -15,7 +15,7 @@ from unstride.align import Offset
 from unstride.errors import OptionError
 from unstride.grids import border_index
 from unstride.movers import MovedAvgPool, Mover
-from unstride.procedure import Options
+from unstride.options import Options
 from unstride.segments import Cutter, _ancestors_until, _Builder
 from unstride.states import Selection, State
 from unstride.tasks import Plan

@@ -183,7 +183,7 @@ def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
     asked = {k: v for k, v in better._asked.items() if k not in ("budget", "seed")}
-    plan = next(iter(better._plans.values()))
+    plan = better.plan
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
     asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
     asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]

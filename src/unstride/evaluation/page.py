@@ -130,7 +130,7 @@ def _errors(row: Row) -> tuple[Note, ...]:
 
 
 def _layers(job: Job) -> Table:
-    plan = next(iter(job.better._plans.values()))
+    plan = job.better.plan
     found = plan.found
     return layer_table(Report(found.layers, found.left_out, found.unknown, None, plan.plain_macs, plan.graph.size))
 

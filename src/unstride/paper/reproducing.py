@@ -217,7 +217,7 @@ class Job:
         better = self.plain[where]
         options: dict[str, Any] = {**run.options, "seed": self.seed}
         if run.span is not None:
-            count = len(next(iter(better._plans.values())).found.layers)
+            count = len(better.plan.found.layers)
             options["layers"] = tuple(range(run.span[0], count + 1 - run.span[1])) or (1,)
         if run.options["aggregate"] != "attention":
             return better.with_options(**options)
@@ -231,7 +231,7 @@ class Job:
         from unstride import fitting
 
         better.attention = None  # with_options hands on the one of other options
-        plan = next(iter(better._plans.values()))
+        plan = better.plan
         better.options(plan)
         assert better.attention is not None
         loaded = self._loaded(run)
