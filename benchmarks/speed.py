@@ -21,6 +21,7 @@ import argparse
 import copy
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,9 @@ def _call(module: nn.Module, images: Tensor) -> Callable[[], Any]:
 
 def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compiled: bool) -> list[dict[str, Any]]:
     model = models.load(NETS[net]).model
+    start = time.perf_counter()
+    unstride.enhance(model, torch.zeros(1, 3, 224, 224))
+    capture = time.perf_counter() - start
     rows = []
     for batch in batches:
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
@@ -110,7 +114,7 @@ def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compil
             better = unstride.enhance(model, images[:1], max(budgets), **options)  # type: ignore[arg-type]
             for some, tta in (([b for b in budgets if b <= 10], not learned), ([b for b in budgets if b > 10], False)):
                 for row in measure(better, images, some, tta=tta, repeats=repeats) if some else []:
-                    rows.append(_row(net, row, way, plains, learned))
+                    rows.append({**_row(net, row, way, plains, learned), "capture_seconds": capture})
                     print(_line(rows[-1]), flush=True)
     return rows
 
@@ -187,7 +191,9 @@ def write(out: Path, nets: list[str], rows: list[dict[str, Any]], how: str) -> N
         "Made by `make bench`: random weights, 224 px, medians of rounds in turns. Times are multiples of the plain",
         "eager forward of the same batch in the same run; the reference implementation was measured separately.",
     ]
-    page += ["", "- " + "\n- ".join(dict.fromkeys(r["how"] for r in merged)), "", "```text"]
+    page += ["", "- " + "\n- ".join(dict.fromkeys(r["how"] for r in merged))]
+    seconds = {r["net"]: r["capture_seconds"] for r in merged if "capture_seconds" in r}
+    page += [f"- capture and analysis: {', '.join(f'{net} {s:.1f} s' for net, s in seconds.items())}", "", "```text"]
     page += [line[4:] for line in str(__doc__).splitlines() if line.startswith("    ") and "python -m" not in line]
     page += ["```", "", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_line, merged), ""]
     out.with_suffix(".md").write_text("\n".join(page), encoding="utf-8")
