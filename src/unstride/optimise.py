@@ -102,8 +102,9 @@ def channels_last(graph: Graph) -> Graph:
     """Weights laid out channels last; activations follow by themselves."""
     if graph.device.type not in ("cpu", "cuda"):
         return graph
+    read = {n.name for n in graph.fx.nodes if n.op == "placeholder" and n.users}  # not what was folded into others
     constants = {
-        name: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t
+        name: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 and name in read else t
         for name, t in graph.constants.items()
     }
     return replace(graph, constants=constants)

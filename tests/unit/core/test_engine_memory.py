@@ -47,3 +47,14 @@ def test_memory_stays_near_that_of_the_plain_network() -> None:
         few, many = (peak_bytes(lambda b=b: better.with_options(budget=b)(images)) for b in (4, 40))  # type: ignore[misc]
     assert many <= 2 * plain
     assert many <= 1.5 * few
+
+
+def test_only_weights_that_are_read_are_copied() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, 2, 1)).eval()
+    graph = unstride.enhance(
+        nn.Sequential(net, nn.AdaptiveAvgPool2d(1), nn.Flatten()), torch.zeros(1, 3, 33, 33)
+    ).plan.graph
+    read = {n.name for n in graph.fx.nodes if n.op == "placeholder" and n.users}
+    theirs = {t.data_ptr() for t in [*net.parameters(), *net.buffers()]}
+    unread = [t for name, t in graph.constants.items() if name not in read]
+    assert unread and all(t.data_ptr() in theirs for t in unread)
