@@ -33,7 +33,7 @@ class Accumulator(Protocol):
 
 @dataclass(eq=False)
 class WeightedMean:
-    """sum w Align(f) / sum w; a weight may be a number or a map (H, W) that lies on the state's own grid."""
+    """sum w Align(f) / sum w, w a number or, where nothing is left to align, a map (H, W)."""
 
     border: str = "renormalise"
     total: Tensor | None = None
@@ -47,19 +47,29 @@ class WeightedMean:
         if offset is None or f.ndim == 1:
             self.total.add_(f * weight)
             self.weight.add_(weight)
-        elif isinstance(weight, Tensor):
-            own = weight[None].to(f)
-            add_aligned(self.total, f * own, offset)
-            if self.border == "renormalise":
-                add_aligned(self.weight, own, offset)
-            else:
-                self.weight.add_(align_covered(own, offset))
         else:
+            assert not isinstance(weight, Tensor)
             add_aligned(self.total, f, offset, weight)
             if self.border == "renormalise":
                 self.weight.add_(coverage((f.shape[1], f.shape[2]), offset, f), alpha=weight)
             else:
                 self.weight.add_(weight)
+
+    def add_by_entropy(self, f: Tensor, offset: Offset | None) -> Tensor:
+        """Add a logit map, pixel by pixel by how sure the aligned map is; returns these weights (H, W).
+
+        Weighed before it is aligned, as the paper does not, sure cells spread over unsure ones beside them.
+        """
+        f = f.float()
+        inside: float | Tensor = 1.0
+        if offset is not None and self.border == "renormalise":
+            inside = coverage((f.shape[1], f.shape[2]), offset, f)[0]
+            f = align_covered(f, offset)
+        elif offset is not None:
+            f = align(f, offset)
+        weight = (1.0 - entropy(f, 0)) * inside
+        self.add(f, weight, None)
+        return weight
 
     def value(self) -> Tensor:
         assert self.total is not None and self.weight is not None

@@ -117,7 +117,6 @@ class _Step:
         logits = lead.finish(values[0]) if need_logits else None
         per_pixel = plan.task == "segmentation"
         confidence = entropy(values[0]) if per_pixel else entropy(logits)  # type: ignore[arg-type]
-        spots = [confidence] + [entropy(v) for v in values[1:]] if per_pixel else [confidence] * len(values)
         overall = confidence.flatten(1).mean(1).tolist() if per_pixel else confidence.tolist()
         maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
         tops = two_class(values[0] if per_pixel else logits).argmax(1)  # type: ignore[arg-type]
@@ -126,12 +125,15 @@ class _Step:
             image = self.runs[i]
             for k, target in enumerate(plan.targets):
                 offset = plan.offset(state, target) if options.align else None
-                weight: float | Tensor = 1.0
-                if options.aggregate == "entropy":
-                    weight = 1.0 - spots[k][row] if per_pixel else max(1.0 - overall[row], 1e-6)
-                image.sums[k].add(maps[k][row], weight, offset)
+                sums, f = image.sums[k], maps[k][row]
+                if options.aggregate == "entropy" and per_pixel:
+                    assert isinstance(sums, WeightedMean | Stitched)
+                    weight = float(sums.add_by_entropy(f, offset).mean())
+                else:
+                    weight = max(1.0 - overall[row], 1e-6) if options.aggregate == "entropy" else 1.0
+                    sums.add(f, weight, offset)
                 if k == 0:
-                    image.weights.append(float(weight.mean()) if isinstance(weight, Tensor) else weight)
+                    image.weights.append(weight)
             image.scores.append(self._score(image, state, overall[row]))
             if options.stop is not None or self.explain:
                 image.tops.append(tops[row])

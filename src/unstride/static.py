@@ -97,33 +97,26 @@ class StaticAggregate(nn.Module):
 
     def forward(self, values: list[Tensor], logits: list[Tensor]) -> Tensor:
         maps = [self.maps(v).float() for v in values]
-        weights = self._weights(values, logits)
         if self.kind in ("max", "attention"):
             moved = [self._moved(m, o) for m, o in zip(maps, self.offsets, strict=True)]
             if self.attention is not None:
                 return self.unmap(self.attention(torch.stack(moved, 1)), values[0])
             return self.unmap(torch.stack(moved, 1).amax(1), values[0])
-        states = list(zip(maps, weights, self.offsets, strict=True))
-        total = torch.stack([_align(m * w, o) for m, w, o in states]).sum(0)
-        weight = torch.stack([self._covered(m, w, o) for m, w, o in states]).sum(0)
+        parts = [self._weighed(*p) for p in zip(maps, logits or maps, self.offsets, strict=True)]
+        total, weight = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
         return self.unmap(total / weight.clamp(min=1e-12), values[0])
 
-    def _weights(self, values: list[Tensor], logits: list[Tensor]) -> list[Tensor]:
-        """Per state, of a shape that broadcasts over its map."""
-        if self.kind != "entropy":
-            return [torch.ones((), device=v.device) for v in values]
-        if self.per_pixel:
-            return [(1.0 - entropy(v)).unsqueeze(1) for v in values]
-        return [(1.0 - entropy(h)).clamp(min=1e-6).view(-1, *[1] * (3 if self.grid is not None else 1)) for h in logits]
-
-    def _covered(self, m: Tensor, weight: Tensor, offset: Offset | None) -> Tensor:
-        """The weight that a state has in each cell of the aligned grid."""
-        if offset is None or m.ndim != 4:
-            return weight
-        ones = torch.ones((1, 1, *m.shape[2:]), device=m.device)
-        if self.covered:
-            return _align(weight * ones, offset)
-        return _align(weight, offset) / _cover(m, offset).clamp(min=1e-12) if self.per_pixel and weight.ndim else weight
+    def _weighed(self, m: Tensor, logits: Tensor, offset: Offset | None) -> tuple[Tensor, Tensor]:
+        """A state's aligned map times its weight, and the weight, which is that of the aligned map in segmentation."""
+        moved = self._moved(m, offset)
+        weight = torch.ones((), device=m.device)
+        if self.kind == "entropy" and self.per_pixel:
+            weight = (1.0 - entropy(moved)).unsqueeze(1)
+        elif self.kind == "entropy":
+            weight = (1.0 - entropy(logits)).clamp(min=1e-6).view(-1, *[1] * (m.ndim - 1))
+        if self.covered and offset is not None and m.ndim == 4:
+            weight = weight * _cover(m, offset)
+        return moved * weight, weight
 
     def _moved(self, m: Tensor, offset: Offset | None) -> Tensor:
         if offset is None or m.ndim != 4:

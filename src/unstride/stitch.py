@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unstride.aggregate import entropy
 from unstride.align import Offset
 from unstride.positions import op_name
 from unstride.tasks import Target
@@ -38,6 +39,12 @@ class Stitched:
         own = own * sample(sure, rows, columns)
         self.total.add_(sample(f, rows, columns) * own)
         self.weight.add_(own)
+
+    def add_by_entropy(self, f: Tensor, offset: Offset | None) -> Tensor:
+        """Add a logit map, pixel by pixel by how sure it is; returns these weights (h, w)."""
+        weight = 1.0 - entropy(f, 0)
+        self.add(f, weight, offset)
+        return weight
 
     def value(self) -> Tensor:
         assert self.total is not None and self.weight is not None

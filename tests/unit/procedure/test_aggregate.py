@@ -1,5 +1,7 @@
 """Streams equal the formulas of the paper, written out."""
 
+import math
+
 import pytest
 import torch
 
@@ -42,16 +44,26 @@ def test_weighted_mean_renormalised_by_what_is_covered() -> None:
 
 
 @pytest.mark.parametrize("border", ["renormalise", "zeros"])
-def test_pixel_weights_move_with_their_map(border: str) -> None:
-    f = maps()
-    weights = torch.rand(4, 4, 5, generator=torch.Generator().manual_seed(2)) + 0.1
+def test_pixels_are_weighed_by_the_entropy_of_the_aligned_map(border: str) -> None:
     total = WeightedMean(border)
-    for m, w, o in zip(f, weights, OFFSETS, strict=True):
-        total.add(m, w, o)
-    top = sum(align(m * w[None], o) for m, w, o in zip(f, weights, OFFSETS, strict=True))
-    move = align if border == "renormalise" else align_covered
-    bottom = sum(move(w[None], o) for w, o in zip(weights, OFFSETS, strict=True))
+    top = bottom = torch.zeros(())
+    for m, o in zip(maps(), OFFSETS, strict=True):
+        given = total.add_by_entropy(m, o)
+        moved = align_covered(m, o) if border == "renormalise" else align(m, o)
+        inside = coverage((4, 5), o, m) if border == "renormalise" else 1.0
+        p = moved.softmax(0)
+        w = (1 + (p * p.log()).sum(0) / math.log(len(p))) * inside
+        torch.testing.assert_close(given, w.squeeze(0))
+        top, bottom = top + w * moved, bottom + w
     torch.testing.assert_close(total.value(), top / bottom)
+
+
+def test_sure_cells_do_not_spread_over_the_unsure_ones_beside_them() -> None:
+    """Half a cell of a certain class and half of a doubtful one: neither wins by being surer where it is alone."""
+    m = torch.tensor([[[8.0, 0.0]], [[0.0, 2.0]]])  # (2, 1, 2): certain of class 0, then doubtful for class 1
+    total = WeightedMean()
+    total.add_by_entropy(m, Offset((0, 0), (0.0, 0.5)))
+    torch.testing.assert_close(total.value()[:, 0, 1], m[:, 0].mean(1))
 
 
 def test_constant_maps_stay_constant_when_renormalised() -> None:

@@ -40,11 +40,13 @@ def test_the_answer_is_the_formula_per_pixel(images: torch.Tensor) -> None:
     plan = better.prepare(images)
     states = [v.state for v in better.explain(images[:1])[0].states]
     (logits,) = (v for v in plan.engine.start(images[:1]).add([(0, s) for s in states])[:1])
-    weights = 1 - entropy(logits)
     top = bottom = torch.zeros(())
-    for s, f, w in zip(states, logits, weights, strict=True):
+    for s, f in zip(states, logits, strict=True):
         offset = Offset.of(plan.found.space.displacement(s), (8, 8))
-        top, bottom = top + align(f * w[None], offset), bottom + align(w[None], offset)
+        inside = align(torch.ones(1, *f.shape[1:]), offset)
+        f = align(f, offset) / inside
+        w = (1 - entropy(f[None])) * inside
+        top, bottom = top + f * w, bottom + w
     expected = F.interpolate((top / bottom)[None], images.shape[2:], mode="bilinear")
     torch.testing.assert_close(better(images[:1])["out"], expected, atol=1e-5, rtol=1e-5)
 
