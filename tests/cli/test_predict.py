@@ -172,6 +172,10 @@ def test_segmentation_on_odd_sizes(nets: str, tmp_path: Path) -> None:
     shown = run(spec, tmp_path / "a.png", "--task", "segmentation", "--budget", 2)
     assert "of the pixels change" in shown.stdout
     assert run(spec, tmp_path / "a.png", "--task", "detection").exit_code == 1
+    asked = [spec, tmp_path / "b.png", "--task", "segmentation", "--budget", 4]
+    ways = [answers(*asked, "--align", way)["images"][0] for way in ("on", "stitch", "off")]
+    assert len({way["changed"] for way in ways}) == 3
+    assert run(*asked, "--align", "maybe").exit_code == 2
 
 
 def test_a_picture_that_cannot_be_made_is_said_before_the_work(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from unstride.enhanced import Enhanced
     from unstride.models import Loaded
 
+ALIGNS: dict[str, bool | str] = {"on": True, "off": False, "stitch": "stitch"}
 TOGETHER = 8  # images of one size that are searched as a batch
 
 
@@ -37,12 +38,15 @@ def register(app: typer.Typer) -> None:
         ] = "entropy",
         aggregate: Annotated[str, typer.Option(help="How states are joined: entropy, mean, max.")] = "entropy",
         order: Annotated[str, typer.Option(help="paper, or cost: cheap late layers first.")] = "paper",
+        align: Annotated[str, typer.Option(help="on, off, or stitch (segmentation).")] = "on",
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Classify or segment images: the plain answer, the enhanced one, the states used and what they cost.
 
         Exit code 3: some images could not be read; they are named, the others are done.
         """
+        if align not in ALIGNS:
+            raise typer.BadParameter(f"--align is {align}; wanted on, off or stitch")
         import torch
 
         import unstride
@@ -62,6 +66,7 @@ def register(app: typer.Typer) -> None:
         answers: list[dict[str, Any]] = []
         names = _Names(plot, several=len(images) > 1 or images[0].is_dir())
         options: dict[str, Any] = {"task": task, "criterion": criterion, "aggregate": aggregate, "order": order}
+        options["align"] = ALIGNS[align]
         better: Enhanced | None = None
         for batch in _batches(_opened(images, loaded, failed), 1 if task == "segmentation" else TOGETHER):
             x = torch.stack([tensor for _, _, tensor in batch])
