@@ -60,7 +60,6 @@ class Scenes:
     count: int
     read: Callable[[int], tuple[Tensor, Tensor, int]]
     note: str
-    budgets: tuple[int, ...] = BUDGETS
 
 
 def voc(assets: Path, nets: Path | None) -> Scenes:
@@ -78,7 +77,7 @@ def voc(assets: Path, nets: Path | None) -> Scenes:
         return F.pad(image, space), F.pad(mask.long(), space, value=255), mask.shape[1]
 
     note = "third party's weights; these images were among its training data, so its level says nothing"
-    return Scenes("VOC MobileNetV2-DeepLab, stride 8", model.eval(), 21, 255, 8, len(names), read, note, (1, 4))
+    return Scenes("VOC MobileNetV2-DeepLab, stride 8", model.eval(), 21, 255, 8, len(names), read, note)
 
 
 def street(net: str, title: str, split: str = "test") -> Callable[[Path, Path | None], Scenes]:
@@ -147,7 +146,7 @@ class Pass:
     cost: np.ndarray
 
     def areas(self, budget: int, flip: bool = False, region: str = "all") -> np.ndarray:
-        return self.pixels[:, self.scenes.budgets.index(budget), int(flip), REGIONS.index(region)]
+        return self.pixels[:, BUDGETS.index(budget), int(flip), REGIONS.index(region)]
 
     def miou(self, budget: int, flip: bool = False, region: str = "all") -> float:
         return 100 * summarise_areas(self.areas(budget, flip, region).sum(0)).miou
@@ -156,7 +155,7 @@ class Pass:
         return 100 * summarise_areas(self.areas(budget, flip, region).sum(0)).aacc
 
     def macs(self, budget: int) -> float:
-        return float(self.cost[:, self.scenes.budgets.index(budget)].mean())
+        return float(self.cost[:, BUDGETS.index(budget)].mean())
 
 
 def run_passes(
@@ -166,11 +165,11 @@ def run_passes(
     shuffled = torch.randperm(scenes.count, generator=torch.Generator().manual_seed(0))
     chosen = shuffled[:limit].sort().values.tolist()  # of two limits, the larger one goes on from the smaller
     example = scenes.read(0)[0][None]
-    base = unstride.enhance(scenes.model, example, max(scenes.budgets), task="segmentation")
+    base = unstride.enhance(scenes.model, example, max(BUDGETS), task="segmentation")
     compute_once(base.prepare(example).engine)
     models, folders = {way: base.with_options(**WAYS[way]) for way in ways}, {}
     for way, better in models.items():
-        about = [net, way, scenes.budgets, better.signature, fingerprint(scenes.model)]
+        about = [net, way, BUDGETS, better.signature, fingerprint(scenes.model)]
         key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
         folders[way] = cache / f"{net}-{way}-{key}"
         folders[way].mkdir(parents=True, exist_ok=True)
@@ -221,20 +220,20 @@ def measure(
     scenes: Scenes, better: unstride.Enhanced, flip: bool, image: Tensor, mask: Tensor, width: int
 ) -> dict[str, Tensor]:
     """Areas and cost of one image at each budget, without and with the mirrored image; logits are averaged."""
-    here = better.costs(image[None], scenes.budgets)
+    here = better.costs(image[None], BUDGETS)
     band = near_boundary(mask, scenes.radius, scenes.void)
     regions = (mask, mask.masked_fill(~band, scenes.void), mask.masked_fill(band, scenes.void))
     sums = [{b: v[0][0] for b, v in here.items()}]
     if flip:
-        there = better.curve(mirrored(image, width)[None], scenes.budgets)
-        sums.append({b: sums[0][b] + mirrored(there[b][0], width) for b in scenes.budgets})
+        there = better.curve(mirrored(image, width)[None], BUDGETS)
+        sums.append({b: sums[0][b] + mirrored(there[b][0], width) for b in BUDGETS})
     rows = [
         [[areas(confusion(s[b].argmax(0), r, scenes.classes, scenes.void)) for r in regions] for s in sums]
-        for b in scenes.budgets
+        for b in BUDGETS
     ]
     return {
         "pixels": torch.from_numpy(np.array(rows, np.int64)),
-        "cost": torch.tensor([here[b][1][0] for b in scenes.budgets]),
+        "cost": torch.tensor([here[b][1][0] for b in BUDGETS]),
     }
 
 
@@ -257,7 +256,7 @@ def interval(plain: np.ndarray, better: np.ndarray) -> tuple[str, str]:
 def main_rows(found: dict[str, Pass]) -> list[str]:
     rows = []
     for flip in (False, True):
-        for b in found["align"].scenes.budgets:
+        for b in BUDGETS:
             for way in ("align", "stitch", "cost"):
                 if way not in found or (b == 1 and way != "align") or (flip and way not in FLIPPED):
                     continue
@@ -293,10 +292,11 @@ def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
         "# Semantic segmentation on real networks",
         "",
         f"Made by `{command}`.",
-        *[f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` trained its network." for n in trained],
+        *[f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` trained a network for it." for n in trained],
         "Images and weights are not part of this project, and nothing was tuned on the test images. mIoU and aAcc come",
         "from one confusion matrix over all images; intervals are paired bootstrap intervals over images; MACs count",
-        "every state, as a multiple of one plain forward.",
+        "every state, as a multiple of one plain forward. What gains depend on, and why these ways were chosen:",
+        "[all states of val frames](results-segmentation-why.md).",
         "",
     ]
     out += [f"- {found[n, 'align'].scenes.name}: {found[n, 'align'].scenes.note}." for n in nets]
@@ -318,11 +318,11 @@ def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
         out.append(way_row(plain, plain, 1, "plain"))
         out += [
             way_row(found[n, way], plain, b, f"`{NAMES[way]}`")
-            for b in plain.scenes.budgets[1:]
+            for b in BUDGETS[1:]
             for way in WAYS
             if (n, way) in found
         ]
-    pairs = [(n, b) for n in nets if (n, "stitch") in found for b in found[n, "stitch"].scenes.budgets[1:]]
+    pairs = [(n, b) for n in nets if (n, "stitch") in found for b in BUDGETS[1:]]
     if pairs:
         out += ["", "Stitch minus align, the same images:", ""]
         out += ["| network | B | mIoU, all pixels | mIoU, band | mIoU, interior |", "|---|---|---|---|---|"]

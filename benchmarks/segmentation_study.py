@@ -34,7 +34,7 @@ from unstride.tasks import Plan
 
 BUDGETS = (4, 10, 20, 64)
 DEFAULT = ("mobilenet", "deeplab", "sample")
-BEFORE = "entropy before Align"  # each map is weighed on its own grid, then moved
+BEFORE = "weighed by entropy before Align"  # on its own grid
 LAYERS = {"all": (1, 2, 3), "all, cost": (1, 2, 3), "last two": (2, 3), "last": (3,)}
 
 
@@ -49,7 +49,7 @@ class Way:
 
     def __str__(self) -> str:
         parts = [f"align={self.align!r}"]
-        parts += [f"{self.weight} weights"] if self.weight != "entropy" else []
+        parts += {"entropy": [], "equal": ["equal weights"]}.get(self.weight, [self.weight])
         parts += [self.space] if self.space != "logits" else []
         parts += ["order='cost'"] if self.layers == "all, cost" else []
         parts += [f"layers={LAYERS[self.layers]}"] if not self.layers.startswith("all") else []
@@ -198,7 +198,7 @@ def main() -> None:
         "--nets", type=Path, required=True, help="folder of the networks that benchmarks.camvid trained"
     )
     parser.add_argument("--only", nargs="*", default=list(DEFAULT))
-    parser.add_argument("--frames", type=int, default=26, help="spread over the val frames")
+    parser.add_argument("--frames", type=int, default=51, help="spread over the val frames")
     parser.add_argument("--cache", type=Path, default=Path("runs/segmentation"))
     parser.add_argument("--out", type=Path, default=None, help="where to write the tables (default: print them)")
     args = parser.parse_args()
