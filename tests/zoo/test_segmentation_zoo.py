@@ -1,5 +1,6 @@
 """The segmentation libraries' networks, and the paper's: what the model returns comes out, improved; odd sizes, too."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -105,9 +106,11 @@ def check(build: Build, layers: int, size: tuple[int, int]) -> None:
         assert leaves(out)[name].shape == one.shape
         assert bool(leaves(out)[name].isfinite().all())
     main, enhanced = next(iter(leaves(plain).values())), next(iter(leaves(out).values()))
-    scale = float(main.abs().max())
-    torch.testing.assert_close(better.curve(images, [1])[1] / scale, main / scale, atol=1e-4, rtol=0)
-    assert float((enhanced - main).abs().max()) > 1e-4 * scale
+    with torch.no_grad():  # untrained nets round a lot: what is allowed is what the model's own float32 does
+        exact = next(iter(leaves(copy.deepcopy(model).double()(images.double())).values()))
+    scale, rounding = float(exact.abs().max()), float((main - exact).abs().max())
+    assert float((better.curve(images, [1])[1] - exact).abs().max()) < 1e-5 * scale + 5 * rounding
+    assert float((enhanced - main).abs().max()) > 1e-4 * scale + 20 * rounding
 
 
 QUICK: list[tuple[str, Build, int]] = [
@@ -115,6 +118,7 @@ QUICK: list[tuple[str, Build, int]] = [
     ("mobilenet-fcn", MobileNetFCN, 3),
     ("enet", ENet, 1),  # the pool with indices stays where it is
 ]
+SWIN, TWINS = "tu-swin_tiny_patch4_window7_224", "tu-twins_svt_small"
 CNNS = [(d, e) for e in ("resnet18", "mobilenet_v2") for d in ("Unet", "FPN", "UPerNet", "Segformer")]
 SLOW: list[tuple[str, Build, int]] = [
     ("fcn_resnet50", from_torchvision("fcn_resnet50"), 3),
@@ -123,11 +127,9 @@ SLOW: list[tuple[str, Build, int]] = [
     *[(f"{d}-{e}", from_smp(d, e), 5) for d, e in CNNS],
     *[(f"DeepLabV3Plus-{e}", from_smp("DeepLabV3Plus", e), 4) for e in ("resnet18", "mobilenet_v2")],
     *[(f"{d}-mit_b0", from_smp(d, "mit_b0"), 4) for d in ("Unet", "FPN", "UPerNet", "Segformer")],
-    *[(f"{d}-twins", from_smp(d, "tu-twins_svt_small"), 4) for d in ("Unet", "FPN", "UPerNet")],
-    *[
-        (f"{d}-swin", from_smp(d, "tu-swin_tiny_patch4_window7_224", img_size=(64, 96)), 4)
-        for d in ("FPN", "UPerNet", "Segformer")
-    ],
+    ("DeepLabV3Plus-mit_b0", from_smp("DeepLabV3Plus", "mit_b0"), 3),
+    *[(f"{d}-twins", from_smp(d, TWINS), 4) for d in ("Unet", "FPN", "UPerNet", "Segformer")],
+    *[(f"{d}-swin", from_smp(d, SWIN, img_size=(64, 96)), 4) for d in ("Unet", "FPN", "UPerNet", "Segformer")],
     ("hf-upernet-swin", upernet_swin, 4),
 ]
 
@@ -145,6 +147,16 @@ def test_model_output() -> None:
 @pytest.mark.parametrize(("build", "layers"), [s[1:] for s in SLOW], ids=[s[0] for s in SLOW])
 def test_slow(build: Build, layers: int) -> None:
     check(build, layers, (64, 96))
+
+
+@pytest.mark.slow
+def test_pairs_that_smp_itself_refuses() -> None:
+    """DeepLabV3+ wants dilated encoders; the day that smp gives these two, they belong into SLOW."""
+    with pytest.raises(TypeError, match="output_stride"):
+        from_smp("DeepLabV3Plus", TWINS)()
+    swin = from_smp("DeepLabV3Plus", SWIN, img_size=(64, 96))().eval()
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        swin(torch.randn(1, 3, 64, 96))
 
 
 def test_odd_sizes() -> None:
