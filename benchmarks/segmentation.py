@@ -293,10 +293,10 @@ def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
         "",
         f"Made by `{command}`.",
         *[f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` trained a network for it." for n in trained],
-        "Images and weights are not part of this project, and nothing was tuned on the test images. mIoU and aAcc come",
-        "from one confusion matrix over all images; intervals are paired bootstrap intervals over images; MACs count",
-        "every state, as a multiple of one plain forward. What gains depend on, and why these ways were chosen:",
-        "[all states of val frames](results-segmentation-why.md).",
+        "Images and weights are not part of this project. Nothing was tuned on CamVid's test frames or on VOC; the",
+        "embedded scenes took part in the [study of all states](results-segmentation-why.md) of val frames, which says",
+        "what gains depend on. mIoU and aAcc come from one confusion matrix over all images; intervals are paired",
+        "bootstrap intervals over images; MACs count every state, as a multiple of one plain forward.",
         "",
     ]
     out += [f"- {found[n, 'align'].scenes.name}: {found[n, 'align'].scenes.note}." for n in nets]
