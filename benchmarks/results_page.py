@@ -253,6 +253,6 @@ accuracy and mean cost over all images. An image stops at the first expansion af
 BORDER = """\
 Cells that a moved map does not cover: weighted by what is covered (`renormalise`, the default), or zero as in the
 paper. Differences are renormalise minus zeros. In accuracy none can be measured. In likelihood there is a small one:
-zeros make the borders of the average smaller, and with them the logits, which is like a temperature. It is better for
-networks that are too sure of themselves (CIFAR-10) and worse for those that are not sure enough (ImageNet, here). That
-is a matter of temperature, not of geometry, so the default stays the rule that changes no scale."""
+zeros are better on CIFAR-10, worse on ImageNet. It may be that zeros, which make the borders of the average and so the
+logits smaller, act as a temperature on networks that are too sure or not sure enough; that was not tested. The default
+is the rule that changes no scale."""
