@@ -101,7 +101,7 @@ def build(spec: str) -> tuple[nn.Module, list[int]]:
         if name in ("inception_v3", "googlenet"):
             options |= {"init_weights": False}
         sizes = [224] if name.startswith(("vit", "maxvit")) else [64, 96, 224]
-        if name in ("efficientnet_v2_m", "efficientnet_v2_l"):  # at 64 px a state makes such deep random nets explode
+        if name in ("efficientnet_b7", "efficientnet_v2_m", "efficientnet_v2_l"):  # at 64 px deep random nets explode
             sizes = [160]
         return torchvision.models.get_model(name, **options), sizes
     if library == "timm":
