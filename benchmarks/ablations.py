@@ -42,7 +42,6 @@ class Assets:
 
     path: Path
     cache: Path
-    limit: int | None = None
     note: str = ""
     lr: float | None = None
 
@@ -61,7 +60,7 @@ class Assets:
 
     def test(self, loaded: Loaded, data: str) -> Dataset:
         name = "test_even" if data == "cifar10" else "val_1k_256"
-        return load_data(self._name(data, name), loaded.preprocess, limit=min(TEST[loaded.spec], self.limit or 10**9))
+        return load_data(self._name(data, name), loaded.preprocess, limit=TEST[loaded.spec])
 
     def fitting(self, loaded: Loaded, data: str) -> tuple[Dataset, Dataset]:
         train, validation = FIT[data]
@@ -254,17 +253,15 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--limit", type=int, default=None, help="at most so many test images of each network")
     parser.add_argument("--out", type=Path, required=True, help="the page; pictures go to images/ beside it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.cache.mkdir(parents=True, exist_ok=True)
     (args.out.parent / "images").mkdir(parents=True, exist_ok=True)
-    job = Job(Assets(args.assets, args.cache, args.limit), args.cache, epochs=20, seed=0, progress=True)
+    job = Job(Assets(args.assets, args.cache), args.cache, epochs=20, seed=0, progress=True)
     for net in args.nets:
         measure(job, net)
     command = "python -m benchmarks.ablations --assets DIR --out docs/results-ablations.md"
-    command += "" if args.limit is None else f" --limit {args.limit}"
     command += "" if args.nets == list(NETS) else f" --nets {' '.join(args.nets)}"
     args.out.write_text(page(job, args.nets, args.out.parent, command))
 

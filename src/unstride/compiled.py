@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from unstride.movers import Batch, Mover
 from unstride.segments import batch_of
+from unstride.subsampling import _ancestors
 
 
 class Compiled(nn.Module):
@@ -35,7 +36,7 @@ def compile_segment(module: nn.Module) -> nn.Module:
     assert isinstance(module, GraphModule)
     nodes = list(module.graph.nodes)
     output = nodes[-1]
-    first = _with_ancestors([n for n in nodes if n.op == "call_module"])
+    first = _ancestors(n for n in nodes if n.op == "call_module")
     first |= {n for n in nodes if n.op == "placeholder"}
     rest = [n for n in nodes if n not in first and n is not output]
     cut = [n for n in nodes if n in first and n.name not in ("rows", "states")]
@@ -69,13 +70,3 @@ def compile_segment(module: nn.Module) -> nn.Module:
 def _batch(module: GraphModule, n: Node) -> Batch:
     mover = module.get_submodule(str(n.target)) if n.op == "call_module" else None
     return mover.batch if isinstance(mover, Mover) else batch_of(n)
-
-
-def _with_ancestors(nodes: list[Node]) -> set[Node]:
-    seen: set[Node] = set()
-    while nodes:
-        n = nodes.pop()
-        if n not in seen:
-            seen.add(n)
-            nodes += n.all_input_nodes
-    return seen

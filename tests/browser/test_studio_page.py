@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from chrome import Chrome, missing
 from PIL import Image
-from studio_nets import photo as make_photo
-from studio_nets import write_nets
+from small_nets import photo as make_photo
+from small_nets import write_nets
 
 import unstride
 from unstride import models
@@ -23,7 +23,7 @@ from unstride.studio import Studio, make_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")]
 
-CLASSES = ("red", "green", "blue", "<b>odd</b> name")
+CLASSES = ("red", "green", "blue", "<b>[odd]</b> name")
 DONE = "!document.body.classList.contains('busy') && !document.getElementById('result').hidden"
 PRESSED = "document.querySelector('.samples [aria-pressed=\"true\"]')"
 LEFT, RIGHT, HOME, END, SPACE = "\ue012", "\ue014", "\ue011", "\ue010", " "  # the protocol's names of keys

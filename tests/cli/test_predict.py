@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_nets import photo, write_nets
 from typer.testing import CliRunner
 
 import unstride
@@ -15,43 +16,10 @@ from unstride import models
 from unstride.cli import app
 from unstride.images import Preprocess, open_image
 
-NETS = """
-import torch
-from torch import nn
-from unstride.images import Preprocess
-from unstride.models import Loaded
-
-def net():
-    body = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(8, 4),
-    )
-    for p in body.parameters():
-        p.data.mul_(4)
-    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "[odd] name"))
-
-def segmenter():
-    body = nn.Sequential(
-        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 3, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),
-    )
-    for p in body.parameters():
-        p.data.mul_(4)
-    return body, Preprocess(None, None)
-"""
-
 
 @pytest.fixture
 def nets(tmp_path: Path) -> str:
-    path = tmp_path / "nets.py"
-    path.write_text(NETS)
-    return str(path)
-
-
-def photo(seed: int = 0, size: tuple[int, int] = (40, 48)) -> Image.Image:
-    y, x = np.mgrid[: size[0], : size[1]] / 48
-    noise = np.random.default_rng(seed).random((*size, 3)) * 0.4
-    waves = np.stack([np.sin(9 * x + seed), np.cos(7 * y), np.sin(5 * (x + y))], -1) * 0.3 + 0.3
-    return Image.fromarray(((waves + noise).clip(0, 1) * 255).astype(np.uint8))
+    return write_nets(tmp_path)
 
 
 def run(*arguments: Any) -> Any:
@@ -137,7 +105,7 @@ def test_text_names_states_and_cost_and_escapes_markup(nets: str, tmp_path: Path
     out = run(f"{nets}:net", tmp_path / "[red]a.png", "--budget", 3)
     assert out.exit_code == 0
     assert "[red]a.png" in out.stdout
-    assert "[odd] name" in out.stdout
+    assert "<b>[odd]</b> name" in out.stdout
     assert "3 states" in out.stdout
     assert "x the MACs of a plain forward" in out.stdout
     assert "(0,1 0)" in out.stdout

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unstride.cli.parsing import read_align
 from unstride.evaluation.rows import Row
 from unstride.evaluation.words import advice, verdict
 
@@ -79,14 +80,12 @@ def register(app: typer.Typer) -> None:
         """
         if flip and tta is not None:
             raise typer.BadParameter("--flip is --tta flip; give one of them")
-        if align not in (None, "on", "off", "stitch"):
-            raise typer.BadParameter(f"--align is {align}; wanted on, off or stitch")
         asked: dict[str, Any] = {
             "criterion": criterion,
             "aggregate": aggregate,
             "order": order,
             "layers": None if layers is None else tuple(_numbers("--layers", layers)),
-            "align": None if align is None else {"on": True, "off": False}.get(align, align),
+            "align": None if align is None else read_align(align),
         }
         options = {name: value for name, value in asked.items() if value is not None}
         budgets = _numbers("--budget", budget)

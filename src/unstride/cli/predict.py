@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unstride.cli.parsing import read_align
+
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from unstride.enhanced import Enhanced
     from unstride.models import Loaded
 
-ALIGNS: dict[str, bool | str] = {"on": True, "off": False, "stitch": "stitch"}
 TOGETHER = 8  # images of one size that are searched as a batch
 
 
@@ -45,8 +46,7 @@ def register(app: typer.Typer) -> None:
 
         Exit code 3: some images could not be read; they are named, the others are done.
         """
-        if align not in ALIGNS:
-            raise typer.BadParameter(f"--align is {align}; wanted on, off or stitch")
+        aligned = read_align(align)
         import torch
 
         import unstride
@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
         answers: list[dict[str, Any]] = []
         names = _Names(plot, several=len(images) > 1 or images[0].is_dir())
         options: dict[str, Any] = {"task": task, "criterion": criterion, "aggregate": aggregate, "order": order}
-        options["align"] = ALIGNS[align]
+        options["align"] = aligned
         better: Enhanced | None = None
         for batch in _batches(_opened(images, loaded, failed), 1 if task == "segmentation" else TOGETHER):
             x = torch.stack([tensor for _, _, tensor in batch])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from studio_nets import photo, write_nets
+from small_nets import photo, write_nets
 from torch import nn
 
 import unstride
@@ -38,7 +38,7 @@ def maps(part: dict[str, Any]) -> np.ndarray:
 def test_every_budget_is_the_enhanced_model_at_that_budget(tmp_path: Path) -> None:
     data, better, x = looked(tmp_path, "net", photo())
     names = [c["name"] for c in data["classes"]]
-    order = [("red", "green", "blue", "<b>odd</b> name").index(name) for name in names]
+    order = [("red", "green", "blue", "<b>[odd]</b> name").index(name) for name in names]
     assert len(data["states"]) == 16 == len(data["enhanced"]) == len(data["cost"])  # two layers of 2x2
     for budget in (1, 4, 7, 16):
         wanted = probabilities(better.with_options(budget=budget)(x)[0])[order]
@@ -58,7 +58,7 @@ def test_states_tell_their_own_answer_and_where_they_came_from(tmp_path: Path) -
     for entry, visited in zip(data["states"], better.with_options(budget=16).explain(x)[0].states, strict=True):
         own = probabilities(visited.logits)
         assert entry["selection"] == [list(s) for s in visited.state.selections]
-        assert entry["name"] == ("red", "green", "blue", "<b>odd</b> name")[int(own.argmax())]
+        assert entry["name"] == ("red", "green", "blue", "<b>[odd]</b> name")[int(own.argmax())]
         assert entry["probability"] == pytest.approx(float(own.max()), abs=1e-4)
     assert sorted(node["index"] for node in data["tree"]) == list(range(16))
     for node in data["tree"][1:]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from studio_nets import photo, png, write_nets
+from small_nets import photo, png, write_nets
 
 from unstride.errors import InputError
 from unstride.studio import Studio, room

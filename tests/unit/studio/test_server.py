@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 import pytest
-from studio_nets import photo, png, write_nets
+from small_nets import photo, png, write_nets
 from typer.testing import CliRunner
 
 from unstride.cli import app

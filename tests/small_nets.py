@@ -1,4 +1,4 @@
-"""Two networks small enough to be looked at in a moment, in a file that can be named as a model."""
+"""Two networks small enough to be tried in a moment, in a file that can be named as a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def net():
     )
     for p in body.parameters():
         p.data.mul_(4)
-    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>odd</b> name"))
+    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>[odd]</b> name"))
 
 def segmenter():
     body = nn.Sequential(
