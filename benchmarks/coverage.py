@@ -45,6 +45,7 @@ CORE = [
     "states",
     "movers",
     "segments",
+    "store",
     "engine",
 ]
 SMALL = ["test", "atto", "femto", "pico", "nano", "xxs", "xxt", "xt", "xs", "tiny", "mini", "ti", "t", "small"]

@@ -1,5 +1,6 @@
 """Runs a graph for many states of many images: a prefix is computed once, suffixes run together in bounded batches."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,19 +12,20 @@ from unstride.capture import Graph, run_nodes, tolerance
 from unstride.errors import CaptureError, OptionError
 from unstride.movers import Batch, Rows
 from unstride.segments import Cutter, Segment, _bytes, as_it_is, batch_of
-from unstride.states import Selection, State
+from unstride.states import State
+from unstride.store import Key, Store
 from unstride.subsampling import Subsampling
 
 CHUNK = 32 << 20  # on a CPU larger chunks are slower: pages of big tensors are given back and fetched at every op
 Request = tuple[int, State]  # (image, state)
-Key = tuple[int, tuple[Selection, ...]]  # image and the selections up to a level: a node of the prefix trie
 
 
 class Engine:
     """`engine.start(images)` runs the plain network once; `run.add([(image, state), ...])` goes on from there.
 
     `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
-    `max_bytes` bounds the working memory of a chunk of rows; results do not depend on it.
+    `max_bytes` bounds a chunk of rows, and the stored prefixes (but never below what the plain network needs for the
+    images): those that cost least to make again are forgotten first. Results do not depend on it.
     """
 
     def __init__(
@@ -45,12 +47,18 @@ class Engine:
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
         self.plain_bytes = max(s.bytes for s in self.as_trained)
+        self.max_bytes = max_bytes
+        sizes = [[_bytes(found.trace.shapes[n], graph.dtype) for n in s.outputs] for s in self.moved]
+        self.stored_bytes = [sum(level) for level in sizes]  # of one prefix at each level
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
         self.batches = {n: batch_of(n) for n in dict.fromkeys([*kept, *taps, *plain])}
 
         self._check_rows()
         self.roots = sorted({found.level[tap] for tap in taps})
         self.needs = [sorted({found.level[n] for n in s.inputs if n is not graph.image}) for s in self.moved]
+
+        last = [max((j for j, low in enumerate(self.needs) if k in low), default=k) for k in levels]
+        self.last_read_by = [{k for k in levels if last[k] == j and k not in self.roots} for j in levels]
 
     def _check_rows(self) -> None:
         """A kept value must hold image after image along its batch dimension; where that is not plain, look."""
@@ -90,16 +98,22 @@ class Engine:
         return Run(self, images)
 
     def prefix_bytes(self, layers: Iterable[int], budget: int) -> int:
-        """The most that the stored prefixes of one image take in a search of these layers."""
-        layers, total, prefixes = set(layers), 0, 1
-        for level in range(self.depth):
-            if level in layers:
-                rate = self.found.layers[level - 1].rate
-                prefixes = min(budget, prefixes * rate[0] * rate[1])
-            if level + 1 in layers:
-                shapes = [self.found.trace.shapes[n] for n in self.moved[level].outputs]
-                total += prefixes * sum(_bytes(shape, self.graph.dtype) for shape in shapes)
-        return total
+        """About the most that the stored prefixes of one image take in a search of these layers."""
+        layers = sorted(layers)
+
+        def most(at: int, prefixes: int) -> int:
+            """From layer `layers[at]` on; a prefix is forgotten once it has all its children."""
+            if at == len(layers):
+                return 0
+            more = math.prod(self.found.layers[layers[at] - 1].rate) - 1
+            all_that_fit = min(prefixes, -(-(budget - prefixes) // max(1, more)))
+            return max(
+                (prefixes - spread) * self.stored_bytes[layers[at] - 1]
+                + most(at + 1, min(budget, prefixes + more * spread))
+                for spread in {0, all_that_fit}
+            )
+
+        return most(0, 1)
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""
@@ -112,13 +126,6 @@ class Engine:
 
 
 @dataclass(eq=False)
-class Block:
-    """Values of one chunk of trie nodes at one level."""
-
-    values: dict[Node, Tensor]
-
-
-@dataclass(eq=False)
 class Run:
     """What has been computed so far for a batch of images. `macs` counts the work of each image."""
 
@@ -128,72 +135,119 @@ class Run:
     plain: dict[Node, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n, depth = self.images.shape[0], self.engine.depth
+        engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
-        self.stored: list[dict[Key, tuple[Block, int]]] = [{} for _ in range(depth + 1)]
+        self.room = max(engine.max_bytes, n * engine.plain_bytes)
+        self.store = Store(depth, engine.batches)
         self.limit: dict[int, int] = {}
+        self.children: dict[Key, set[Key]] = {}
         zero = State.zero(depth)
-        self.children = [dict.fromkeys([(i, zero.selections[:k]) for i in range(n)], 1) for k in range(depth)]
         for level in range(depth + 1):
             keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
-            self._level(level, keys, [zero] * n, self.engine.as_trained[level])
-        for v in dict.fromkeys([*self.engine.taps, *self.engine.plain]):
-            level = self.engine.found.level[v]
-            places = tuple(self._place(v, level, (i, zero.selections[:level])) for i in range(n))
-            self.plain[v] = Rows(places, self.engine.batch(v)).gather()
+            self._level(level, keys, [zero] * n, engine.as_trained[level])
+        self._count_children((i, zero.selections[:k]) for i in range(n) for k in range(1, depth + 1))
+        for v in dict.fromkeys([*engine.taps, *engine.plain]):
+            self.plain[v] = self._rows(v, [(i, zero) for i in range(n)]).gather()
 
     def keep(self, levels: Iterable[int]) -> None:
         """Forget stored prefixes of other levels: only what follows a kept level can go on without recomputing."""
         kept = self.engine.closed(levels)
-        for level in range(1, len(self.stored)):
+        for level in range(1, self.engine.depth + 1):
             if level not in kept:
-                self.stored[level].clear()
+                self.store.forget(level, list(self.store.levels[level]))
 
     def add(self, requests: Sequence[Request], keep: Iterable[int] | None = None) -> tuple[Tensor, ...]:
         """Values of the taps for each (image, state), in order: one tensor (len(requests), ...) per tap.
 
         `keep`: levels whose prefixes later requests will start from (all by default).
         """
-        engine, depth = self.engine, self.engine.depth
-        kept = set(range(depth + 1)) if keep is None else engine.closed(keep)
-        todo: list[dict[Key, State]] = [{} for _ in range(depth + 1)]
+        engine = self.engine
         for image, state in requests:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
             engine.found.space.parse(state)
-            open_levels = list(engine.roots)
-            while open_levels:
-                level = open_levels.pop()
-                key = (image, state.selections[:level])
-                if key not in self.stored[level] and key not in todo[level]:
-                    todo[level][key] = state
-                    open_levels += engine.needs[level]
-        for level in range(1, depth + 1):
+        passing = set() if keep is None else {*range(1, engine.depth + 1)} - engine.closed(keep)
+        made: list[dict[Key, State]] = [{} for _ in range(engine.depth + 1)]
+        out = self._add(requests, made, passing)
+        for level in passing:
+            self.store.forget(level, made[level])
+        if keep is not None:
+            self._forget_parents(made)
+        return out
+
+    def _add(self, requests: Sequence[Request], made: list[dict[Key, State]], passing: set[int]) -> tuple[Tensor, ...]:
+        """Compute what is missing, in parts where it would not fit; `passing` levels need not be kept."""
+        engine = self.engine
+        todo, read = self._missing(requests)
+        size = self._growth(todo, passing)
+        if size > self.room and len(requests) > 1:
+            half = len(requests) // 2
+            parts = [self._add(part, made, passing) for part in (requests[:half], requests[half:])]
+            return tuple(
+                torch.cat(values, engine.batch(tap).dim)
+                for tap, values in zip(engine.taps, zip(*parts, strict=True), strict=True)
+            )
+        if self.store.bytes + size > self.room:
+            self._make_room(size, read, passing)
+        for level in range(1, engine.depth + 1):
             keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
                 self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
-        out = []
-        for tap in engine.taps:
-            level = engine.found.level[tap]
-            places = tuple(self._place(tap, level, (image, state.selections[:level])) for image, state in requests)
-            out.append(Rows(places, engine.batch(tap)).gather())
-        for level in range(1, depth + 1):
-            if level not in kept:
-                for key in todo[level]:
-                    self.stored[level].pop(key, None)
-        if keep is not None:
-            self._forget_parents(todo)
-        return tuple(out)
+                made[level].update(todo[level])
+            for done in passing & engine.last_read_by[level]:
+                self.store.forget(done, todo[done])
+        return tuple(self._rows(tap, requests).gather() for tap in engine.taps)
 
-    def _forget_parents(self, todo: list[dict[Key, State]]) -> None:
+    def _growth(self, todo: list[dict[Key, State]], passing: set[int]) -> int:
+        """The most bytes that the outputs of `todo` take at once."""
+        sizes = [len(keys) * one for keys, one in zip(todo, self.engine.stored_bytes, strict=True)]
+        alive = most = 0
+        for level, size in enumerate(sizes):
+            alive += size
+            most = max(most, alive)
+            alive -= sum(sizes[done] for done in passing & self.engine.last_read_by[level])
+        return most
+
+    def _missing(self, requests: Sequence[Request]) -> tuple[list[dict[Key, State]], set[Key]]:
+        """What must be computed at each level, and the stored prefixes that are read for it."""
+        todo: list[dict[Key, State]] = [{} for _ in range(self.engine.depth + 1)]
+        read: set[Key] = set()
+        for image, state in requests:
+            open_levels = list(self.engine.roots)
+            while open_levels:
+                level = open_levels.pop()
+                key = (image, state.selections[:level])
+                if (level, key) in self.store:
+                    read.add(key)
+                elif key not in todo[level]:
+                    todo[level][key] = state
+                    open_levels += self.engine.needs[level]
+        return todo, read
+
+    def _make_room(self, size: int, read: set[Key], passing: set[int]) -> None:
+        """Forget prefixes that are not read now until `size` more bytes fit: passing levels first, then levels where a
+        byte holds little work, there the oldest first. Who asks for one later has it computed again.
+        """
+        engine = self.engine
+        levels = [level for level in range(1, engine.depth + 1) if engine.stored_bytes[level]]
+        for level in sorted(levels, key=lambda k: (k not in passing, engine.level_macs(k) / engine.stored_bytes[k])):
+            for key in [key for key in self.store.levels[level] if key not in read]:
+                if self.store.bytes + size <= self.room:
+                    return
+                self.store.forget(level, [key])
+
+    def _count_children(self, made: Iterable[Key]) -> None:
+        for image, path in made:
+            self.children.setdefault((image, path[:-1]), set()).add((image, path))
+
+    def _forget_parents(self, made: list[dict[Key, State]]) -> None:
         """A prefix that has had all its children will not be read again."""
         for level in range(1, self.engine.depth):
-            rate = self.engine.found.layers[level].rate
-            for image, path in todo[level + 1]:
-                parent = (image, path[:level])
-                count = self.children[level][parent] = self.children[level].get(parent, 0) + 1
-                if count == rate[0] * rate[1] and self.engine.read_once(level):
-                    self.stored[level].pop(parent, None)
+            self._count_children(made[level + 1])
+            if self.engine.read_once(level):
+                count = math.prod(self.engine.found.layers[level].rate)
+                parents = {(image, path[:level]) for image, path in made[level + 1]}
+                self.store.forget(level, [p for p in parents if len(self.children[p]) == count])
 
     # -- one level
     def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
@@ -206,32 +260,29 @@ class Run:
         while done < len(keys):
             part = slice(done, min(done + chunk, len(keys)))
             try:
-                outputs = self._chunk(level, keys[part], states[part], segment)
+                outputs = self._chunk(keys[part], states[part], segment)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or chunk == 1:
                     raise
                 chunk = self.limit[level] = max(1, min(chunk, len(keys) - done) // 2)
                 continue
-            block = Block(dict(zip(segment.outputs, outputs, strict=True)))
-            for row, key in enumerate(keys[part]):
-                self.stored[level][key] = (block, row)
+            self.store.put(level, keys[part], dict(zip(segment.outputs, outputs, strict=True)))
             done = part.stop
 
-    def _chunk(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:
-        values: list[Tensor | Rows] = []
-        for n in segment.inputs:
-            source_level = self.engine.found.level[n]
-            places = tuple(self._place(n, source_level, (image, path[:source_level])) for image, path in keys)
-            rows = Rows(places, self.engine.batch(n))
-            values.append(rows if n in segment.lazy else rows.gather())
+    def _chunk(self, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:
+        requests = [(image, state) for (image, _), state in zip(keys, states, strict=True)]
+        rows = {n: self._rows(n, requests) for n in segment.inputs}
+        values = [rows[n] if n in segment.lazy else rows[n].gather() for n in segment.inputs]
         with torch.no_grad():
             return segment(len(keys), states, values)
 
-    def _place(self, n: Node, level: int, key: Key) -> tuple[Tensor, int]:
-        if n is self.engine.graph.image:
-            return self.images, key[0]
-        block, row = self.stored[level][key]
-        return block.values[n], row
+    def _rows(self, n: Node, requests: Sequence[Request]) -> Rows:
+        engine = self.engine
+        if n is engine.graph.image:
+            return Rows(tuple((self.images, image) for image, _ in requests), engine.batch(n))
+        level = engine.found.level[n]
+        places = (self.store.place(level, (image, state.selections[:level]), n) for image, state in requests)
+        return Rows(tuple(places), engine.batch(n))
 
 
 def _out_of_memory(error: BaseException) -> bool:

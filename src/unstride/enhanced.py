@@ -197,7 +197,7 @@ class Enhanced(nn.Module):
         macs_at: dict[int, list[float]] = {b: [] for b in budgets}
         predictions: list[Prediction] = []
         with torch.no_grad():
-            for part in images.split(self.images_at_once(plan, options, len(images))):
+            for part in images.tensor_split(-(-len(images) // self.images_at_once(plan, options, len(images)))):
                 runs, others, macs = run_procedure(plan, part, options, budgets, explain)
                 leaves.append(self._leaves(plan, runs, others, part))
                 main = leaves[-1][_index(plan.graph.leaves, plan.targets[0].leaf)]
@@ -240,13 +240,14 @@ class Enhanced(nn.Module):
             return padded, plan, (h / (h + ph), w / (w + pw))
 
     def images_at_once(self, plan: Plan, options: Options, count: int | None = None) -> int:
-        """How many images may be under way together: their stored prefixes must fit the memory bound, and not take
-        more than the plain network needs for all `count` images.
+        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
+        twice what the plain network needs for all `count` images.
         """
-        every = range(1, plan.engine.depth + 1)
-        stored = plan.engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
-        bound = self.max_bytes if count is None else min(self.max_bytes, count * plan.engine.plain_bytes)
-        return max(1, bound // max(1, stored))
+        engine = plan.engine
+        every = range(1, engine.depth + 1)
+        stored = engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
+        bound = self.max_bytes if count is None else min(self.max_bytes, 2 * count * engine.plain_bytes)
+        return max(1, bound // (stored + engine.plain_bytes), (bound - engine.chunk_bytes) // max(1, stored))
 
     def _leaves(self, plan: Plan, runs: list[ImageRun], others: dict[int, Tensor], part: Tensor) -> list[Any]:
         leaves: list[Any] = list(plan.graph.leaves)

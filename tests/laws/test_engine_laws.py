@@ -147,11 +147,11 @@ def test_when_memory_runs_out_the_chunk_is_halved(monkeypatch: pytest.MonkeyPatc
     run = engine.start(images)
     real = type(run)._chunk
 
-    def scarce(self, level, keys, states, segment):
+    def scarce(self, keys, states, segment):
         tried.append(len(keys))
         if len(keys) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return real(self, level, keys, states, segment)
+        return real(self, keys, states, segment)
 
     monkeypatch.setattr(type(run), "_chunk", scarce)
     (got,) = run.add(requests)

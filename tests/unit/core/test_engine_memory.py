@@ -1,5 +1,7 @@
 """What the engine forgets is never needed again, and what it holds does not grow with the budget."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,9 @@ def test_forgetting_never_costs_a_second_computation(order: str, monkeypatch: py
         assert len(set(states)) == 64
         heads = 64 * better.prepare(images).targets[0].head.macs  # type: ignore[union-attr]
         assert p.macs == engine.trie_macs(states) + heads
-    assert runs and all(not run.stored[1] for run in runs)  # every prefix of the first level has had its four children
+    assert runs and all(
+        not run.store.levels[1] for run in runs
+    )  # every prefix of the first level has had its four children
 
 
 def test_memory_stays_near_that_of_the_plain_network() -> None:
@@ -58,3 +62,56 @@ def test_only_weights_that_are_read_are_copied() -> None:
     theirs = {t.data_ptr() for t in [*net.parameters(), *net.buffers()]}
     unread = [t for name, t in graph.constants.items() if name not in read]
     assert unread and all(t.data_ptr() in theirs for t in unread)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of stored prefixes after every step of every run."""
+    held: list[int] = []
+    add = Run.add
+
+    def watch(run: Run, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        out = add(run, *args, **kwargs)
+        held.append(run.store.bytes)
+        return out
+
+    monkeypatch.setattr(Run, "add", watch)
+    return held
+
+
+@pytest.mark.parametrize("aggregate", ["entropy", "mean"])
+def test_a_memory_bound_is_kept_by_computing_prefixes_again(aggregate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide late maps: the prefixes of one image are many times what the plain network has alive."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 128, 3, 2, 1),
+        nn.ReLU(), nn.Conv2d(128, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).eval()  # fmt: skip
+    images = torch.randn(2, 3, 256, 256)
+    free = unstride.enhance(net, images[:1], 30, layers=range(2, 5), aggregate=aggregate)
+    engine = free.plan.engine
+    tight = unstride.enhance(net, images[:1], 30, layers=range(2, 5), aggregate=aggregate, max_bytes=engine.plain_bytes)
+    with torch.no_grad():
+        plain = peak_bytes(lambda: net(images[:1]))
+    assert peak_bytes(lambda: free(images[:1])) > 2 * plain >= peak_bytes(lambda: tight(images[:1]))
+    held = watched(monkeypatch)
+    theirs = free.explain(images)
+    assert max(held) > 2 * engine.plain_bytes
+    held.clear()
+    ours = tight.explain(images)
+    assert max(held) <= engine.plain_bytes
+    for a, b in zip(theirs, ours, strict=True):
+        assert [v.state for v in a.states] == [v.state for v in b.states]
+        torch.testing.assert_close(a.logits, b.logits)
+        assert a.macs < b.macs < 30 * a.plain_macs  # what was forgotten was made again, and is counted
+
+
+def test_what_one_image_stores_is_known_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, images = Three().eval(), torch.randn(1, 3, 128, 128)
+    held = watched(monkeypatch)
+    for budget in (10, 30, 64):
+        better = unstride.enhance(net, images, budget=budget, layers=range(1, 4))
+        held.clear()
+        better(images)
+        most = better.plan.engine.prefix_bytes(range(1, 4), budget)
+        assert 0.5 * most <= max(held) <= 1.1 * most, budget
