@@ -24,8 +24,8 @@ class Engine:
     """`engine.start(images)` runs the plain network once; `run.add([(image, state), ...])` goes on from there.
 
     `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
-    `max_bytes` bounds a chunk of rows, and the stored prefixes (but never below what the plain network needs for the
-    images): those that cost least to make again are forgotten first. Results do not depend on it.
+    `max_bytes` bounds stored prefixes and the chunk under way together (not below twice what the plain network needs
+    for the images): where they exceed it, prefixes are forgotten and made again. Results do not depend on it.
     """
 
     def __init__(
@@ -137,7 +137,12 @@ class Run:
     def __post_init__(self) -> None:
         engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
-        self.room = max(engine.max_bytes, n * engine.plain_bytes)
+        # A chunk takes no more than the plain network needs for these images: memory does not grow with the states.
+        self.chunk_bytes = min(engine.chunk_bytes, n * engine.plain_bytes)
+        chunks = [
+            (self._rows_at_once(s), s.bytes - size) for s, size in zip(engine.moved, engine.stored_bytes, strict=True)
+        ]
+        self.room = max(engine.max_bytes - max(rows * size for rows, size in chunks), n * engine.plain_bytes)
         self.store = Store(depth, engine.batches)
         self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
@@ -166,23 +171,19 @@ class Run:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
             engine.found.space.parse(state)
-        passing = set() if keep is None else {*range(1, engine.depth + 1)} - engine.closed(keep)
-        made: list[dict[Key, State]] = [{} for _ in range(engine.depth + 1)]
-        out = self._add(requests, made, passing)
-        for level in passing:
-            self.store.forget(level, made[level])
-        if keep is not None:
-            self._forget_parents(made)
-        return out
+        if keep is None:
+            return self._add(requests, set(), forget=False)
+        passing = {*range(1, engine.depth + 1)} - engine.closed(keep)
+        return self._add(requests, passing, forget=True)
 
-    def _add(self, requests: Sequence[Request], made: list[dict[Key, State]], passing: set[int]) -> tuple[Tensor, ...]:
-        """Compute what is missing, in parts where it would not fit; `passing` levels need not be kept."""
+    def _add(self, requests: Sequence[Request], passing: set[int], forget: bool) -> tuple[Tensor, ...]:
+        """Compute what is missing, in parts where it would not fit. Levels that are `passing` need not be kept."""
         engine = self.engine
         todo, read = self._missing(requests)
         size = self._growth(todo, passing)
-        if size > self.room and len(requests) > 1:
+        if size > self.room // 2 and len(requests) > 1:
             half = len(requests) // 2
-            parts = [self._add(part, made, passing) for part in (requests[:half], requests[half:])]
+            parts = [self._add(part, passing, forget) for part in (requests[:half], requests[half:])]
             return tuple(
                 torch.cat(values, engine.batch(tap).dim)
                 for tap, values in zip(engine.taps, zip(*parts, strict=True), strict=True)
@@ -193,10 +194,14 @@ class Run:
             keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
                 self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
-                made[level].update(todo[level])
             for done in passing & engine.last_read_by[level]:
                 self.store.forget(done, todo[done])
-        return tuple(self._rows(tap, requests).gather() for tap in engine.taps)
+            if forget:
+                self._forget_parents(level - 1, keys)
+        out = tuple(self._rows(tap, requests).gather() for tap in engine.taps)
+        for level in passing:
+            self.store.forget(level, todo[level])
+        return out
 
     def _growth(self, todo: list[dict[Key, State]], passing: set[int]) -> int:
         """The most bytes that the outputs of `todo` take at once."""
@@ -240,23 +245,23 @@ class Run:
         for image, path in made:
             self.children.setdefault((image, path[:-1]), set()).add((image, path))
 
-    def _forget_parents(self, made: list[dict[Key, State]]) -> None:
+    def _forget_parents(self, level: int, children: list[Key]) -> None:
         """A prefix that has had all its children will not be read again."""
-        for level in range(1, self.engine.depth):
-            self._count_children(made[level + 1])
-            if self.engine.read_once(level):
-                count = math.prod(self.engine.found.layers[level].rate)
-                parents = {(image, path[:level]) for image, path in made[level + 1]}
-                self.store.forget(level, [p for p in parents if len(self.children[p]) == count])
+        self._count_children(children)
+        if level > 0 and self.engine.read_once(level):
+            count = math.prod(self.engine.found.layers[level].rate)
+            parents = dict.fromkeys((image, path[:level]) for image, path in children)
+            self.store.forget(level, [p for p in parents if len(self.children[p]) == count])
 
     # -- one level
+    def _rows_at_once(self, segment: Segment) -> int:
+        return max(1, self.chunk_bytes // segment.bytes)
+
     def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
         for image, _ in keys:
             self.macs[image] += segment.macs
         done = 0
-        # No more than the plain network needs for these images, so that memory does not grow with the states.
-        room = min(self.engine.chunk_bytes, len(self.macs) * self.engine.plain_bytes)
-        chunk = self.limit.get(level) or max(1, room // segment.bytes)
+        chunk = self.limit.get(level) or self._rows_at_once(segment)
         while done < len(keys):
             part = slice(done, min(done + chunk, len(keys)))
             try:
