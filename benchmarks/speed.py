@@ -5,6 +5,8 @@
 
 For each network (random weights, 224 px), batch and budget, learning-free and learned, all within one run and in turns:
 
+    mode      free, learned, or bounded: learning-free with `max_bytes` set to 1.9 times what a plain forward has alive,
+              where it would take more than twice that
     time      seconds as a multiple of the plain eager forward of the same batch
     floor     MACs of the prefix trie of the visited states as a multiple of a plain forward's
     fastest   the fastest exact plain forward (eager, channels last, folded batch norm, packed by unstride, compiled and
@@ -106,26 +108,44 @@ def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compil
     rows = []
     for batch in batches:
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-        _, plains = interleaved(_call(model, images), exact_plains(model, images, compiled), max(5, repeats))
-        plains["eager"] = 1.0
-        way = min(plains, key=lambda name: plains[name])
-        for learned in (False, True):
-            options = {"criterion": "learned", "aggregate": "attention"} if learned else {}
-            better = unstride.enhance(model, images[:1], max(budgets), **options)  # type: ignore[arg-type]
-            for some, tta in (([b for b in budgets if b <= 10], not learned), ([b for b in budgets if b > 10], False)):
-                for row in measure(better, images, some, tta=tta, repeats=repeats) if some else []:
-                    rows.append({**_row(net, row, way, plains, learned), "capture_seconds": capture})
-                    print(_line(rows[-1]), flush=True)
+        some = _batch(net, model, images, sorted(budgets), repeats, compiled)
+        rows += [{**row, "capture_seconds": capture} for row in some]
     return rows
 
 
-def _row(net: str, row: BenchRow, way: str, plains: dict[str, float], learned: bool) -> dict[str, Any]:
-    reference = None if learned else REFERENCE.get((net, row.batch, row.budget))
+def _batch(
+    net: str, model: nn.Module, images: Tensor, budgets: list[int], repeats: int, compiled: bool
+) -> list[dict[str, Any]]:
+    _, plains = interleaved(_call(model, images), exact_plains(model, images, compiled), max(5, repeats))
+    plains["eager"] = 1.0
+    way = min(plains, key=lambda name: plains[name])
+    rows = []
+
+    def take(mode: str, better: unstride.Enhanced, some: list[int], tta: bool = False) -> None:
+        for row in measure(better, images, some, tta=tta, repeats=repeats) if some else []:
+            rows.append(_row(net, row, way, plains, mode))
+            print(_line(rows[-1]), flush=True)
+
+    few, many, most = [b for b in budgets if b <= 10], [b for b in budgets if b > 10], max(budgets)
+    free = unstride.enhance(model, images[:1], most)
+    take("free", free, few, tta=True)
+    take("free", free, many)
+    if rows[-1]["memory"] > 2:
+        bound = int(1.9 * rows[-1]["plain_bytes"])
+        take("bounded", unstride.enhance(model, images[:1], most, max_bytes=bound), [most])
+    learned = unstride.enhance(model, images[:1], most, criterion="learned", aggregate="attention")
+    take("learned", learned, few)
+    take("learned", learned, many)
+    return rows
+
+
+def _row(net: str, row: BenchRow, way: str, plains: dict[str, float], mode: str) -> dict[str, Any]:
+    reference = REFERENCE.get((net, row.batch, row.budget)) if mode == "free" else None
     return {
         "net": net,
         "batch": row.batch,
         "budget": row.budget,
-        "learned": learned,
+        "mode": mode,
         "time": row.time,
         "floor": row.macs,
         "fastest": plains[way],
@@ -135,11 +155,13 @@ def _row(net: str, row: BenchRow, way: str, plains: dict[str, float], learned: b
         "tta": row.tta,
         "memory": row.memory,
         "plain_ms": row.plain_ms,
+        "plain_bytes": row.plain_bytes,
         "reference": reference,
         "times_faster_than_reference": None if reference is None else reference / row.time,
     }
 
 
+MODES = ("free", "bounded", "learned")
 COLUMNS = ("net", "batch", "B", "mode", "time", "floor", "fastest", "over", "tta", "memory", "reference")
 
 
@@ -147,7 +169,7 @@ def _line(row: dict[str, Any]) -> str:
     def x(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
-    cells = [row["net"], row["batch"], row["budget"], "learned" if row["learned"] else "free", x(row["time"])]
+    cells = [row["net"], row["batch"], row["budget"], row["mode"], x(row["time"])]
     cells += [x(row["floor"]), f"{row['fastest']:.2f} {row['fastest_way']}", x(row["over"]), x(row["tta"])]
     cells += [x(row["memory"]), x(row["reference"])]
     return "| " + " | ".join(map(str, cells)) + " |"
@@ -183,7 +205,7 @@ def write(out: Path, nets: list[str], rows: list[dict[str, Any]], how: str) -> N
     """JSON, and the same as a page beside it; rows of other nets stay, so that a suite can be run net by net."""
     kept = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
     merged = [r for r in kept if r["net"] not in nets] + [{**r, "how": how} for r in rows]
-    merged.sort(key=lambda r: (list(NETS).index(r["net"]), r["batch"], r["learned"], r["budget"]))
+    merged.sort(key=lambda r: (list(NETS).index(r["net"]), r["batch"], MODES.index(r["mode"]), r["budget"]))
     out.write_text(json.dumps({"rows": merged}, indent=1) + "\n", encoding="utf-8")
     page = [
         "# Speed, measured",
