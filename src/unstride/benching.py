@@ -27,6 +27,7 @@ from unstride.tta import TTA, policies
 from unstride.tta.progress import progress as show_progress
 
 GROWTH = (1, 4, 16, 64, 256)  # states
+_LEAST = 0.2  # seconds
 _MARGIN = 8 / 7  # views are cropped out of images of 256 px where the model takes 224
 _POLICY = {"classification": "standard", "segmentation": "segmentation"}
 Call = Callable[[], Any]
@@ -40,6 +41,7 @@ class BenchRow:
     macs        work of the states that were visited, by their prefix trie: what the time would be without any overhead
     tta         seconds of test-time augmentation with as many views; None: its policy has fewer, or it was not asked
     memory      the most bytes of tensors alive beyond the weights and the images
+    beside      seconds of other calls that took turns with it
     """
 
     budget: int
@@ -53,6 +55,7 @@ class BenchRow:
     plain_ms: float
     plain_bytes: int | None
     repeats: int
+    beside: Mapping[str, float]
 
     @property
     def overhead(self) -> float:
@@ -92,29 +95,33 @@ def interleaved(
 ) -> tuple[float, dict[str, float]]:
     """Median seconds of `plain`, and of each call as a multiple of that.
 
-    All take turns, and `plain`, the shortest, goes before each of the others: the more often, the better its median. A
-    first round, which sets things up, is not counted.
+    All take turns, and `plain`, the shortest, goes before each of the others: the more often, the better its median.
+    Short calls are repeated in a row, because a long call meets every hiccup of the machine and a short one few. A
+    first call of each, which sets things up, is not counted.
     """
     if repeats < 1:
         raise OptionError(f"repeats: got {repeats}, wanted at least 1")
     plains: list[float] = []
     others: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
+    for call in (plain, *calls.values()):
+        call()
+    for _ in range(repeats):
         for name, call in calls.items():
-            pair = _seconds(plain, device), _seconds(call, device)
-            if turn:
-                plains.append(pair[0])
-                others[name].append(pair[1])
+            plains.append(_seconds(plain, device))
+            others[name].append(_seconds(call, device))
     usual = median(plains)
     return usual, {name: median(values) / usual for name, values in others.items()}
 
 
 def _seconds(call: Call, device: torch.device | None) -> float:
+    """Of one call, by as many in a row as take a fifth of a second."""
     _settle(device)
-    start = time.perf_counter()
-    call()
-    _settle(device)
-    return time.perf_counter() - start
+    start, done, spent = time.perf_counter(), 0, 0.0
+    while spent < _LEAST:
+        call()
+        _settle(device)
+        done, spent = done + 1, time.perf_counter() - start
+    return spent / done
 
 
 def peak_bytes(call: Call, device: torch.device | None = None) -> int:
@@ -188,8 +195,9 @@ def measure(
     tta: bool = True,
     memory: bool = True,
     repeats: int = 5,
+    beside: Mapping[str, Call] | None = None,
 ) -> list[BenchRow]:
-    """One row per budget for these images; the plain forward, the budgets and TTA take turns."""
+    """One row per budget for these images; the plain forward, the budgets, TTA and what is `beside` take turns."""
     device = images.device
     budgets = sorted(set(budgets))
 
@@ -197,7 +205,7 @@ def measure(
         with frozen_eval(better.model):
             return better.model(images)
 
-    calls: dict[str, Call] = {}
+    calls: dict[str, Call] = {f"beside {name}": call for name, call in (beside or {}).items()}
     for b in budgets:
         calls[f"ours {b}"] = _call(better.with_options(budget=b), images)
     if tta:
@@ -222,6 +230,7 @@ def measure(
             plain_ms=seconds * 1e3,
             plain_bytes=plain_bytes,
             repeats=repeats,
+            beside={name: times[f"beside {name}"] for name in beside or {}},
         )
         for b in budgets
     ]
