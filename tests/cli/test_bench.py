@@ -84,15 +84,29 @@ def test_a_silent_profiler_gives_stderr_back(capfd):
     assert capfd.readouterr().err == "still here"
 
 
-def test_calls_take_turns_and_the_first_round_does_not_count(monkeypatch):
+def test_calls_take_turns_and_the_first_call_does_not_count(monkeypatch):
     order = []
     clock = iter(range(1000))
     monkeypatch.setattr("unstride.benching.time.perf_counter", lambda: float(next(clock)))
     calls = {"a": lambda: order.append("a"), "b": lambda: (order.append("b"), next(clock), next(clock))}
     plain, ratios = interleaved(lambda: order.append("plain"), calls, repeats=2)
-    assert order == ["plain", "a", "plain", "b"] * 3
+    assert order == ["plain", "a", "b"] + ["plain", "a", "plain", "b"] * 2
     assert plain == 1.0
     assert ratios == {"a": 1.0, "b": 3.0}
+
+
+def test_short_calls_are_repeated_in_a_row_and_long_ones_are_not(monkeypatch):
+    now, order = [0.0], []
+    monkeypatch.setattr("unstride.benching.time.perf_counter", lambda: now[0])
+
+    def call(name, seconds):
+        order.append(name)
+        now[0] += seconds
+
+    plain, ratios = interleaved(lambda: call("short", 0.06), {"long": lambda: call("long", 0.3)}, repeats=1)
+    assert order == ["short", "long"] + ["short"] * 4 + ["long"]
+    assert plain == pytest.approx(0.06)
+    assert ratios["long"] == pytest.approx(5.0)
 
 
 def test_the_models_mode_and_weights_stay():
