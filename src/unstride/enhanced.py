@@ -26,6 +26,8 @@ from unstride.stopping import Stop
 from unstride.subsampling import find_layers
 from unstride.tasks import Plan, make_plan
 
+TOGETHER = 512 << 20  # bytes that images which run together may take
+UNBOUNDED = 1 << 62
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
 Key = tuple[int, int, int, torch.dtype, torch.device]
 
@@ -45,7 +47,7 @@ class Enhanced(nn.Module):
         task: str,
         space: str | None,
         options: dict[str, Any],
-        max_bytes: int,
+        max_bytes: int | None,
         optimise: bool | str = True,
     ) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class Enhanced(nn.Module):
             run_segment = Fuser() if available(graph.device, graph.dtype) else as_it_is
         if self._optimise == "compile":
             run_segment = compile_segment
-        return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
+        return make_plan(graph, found, self.task, self.space, self.max_bytes or UNBOUNDED, run_segment)
 
     def options(self, plan: Plan) -> Options:
         """The asked options, made definite for this network."""
@@ -246,7 +248,9 @@ class Enhanced(nn.Module):
         engine = plan.engine
         every = range(1, engine.depth + 1)
         stored = engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
-        bound = self.max_bytes if count is None else min(self.max_bytes, 2 * count * engine.plain_bytes)
+        bound = self.max_bytes or TOGETHER
+        if count is not None:
+            bound = min(bound, 2 * count * engine.plain_bytes)
         return max(1, bound // (stored + engine.plain_bytes), (bound - engine.chunk_bytes) // max(1, stored))
 
     def _leaves(self, plan: Plan, runs: list[ImageRun], others: dict[int, Tensor], part: Tensor) -> list[Any]:
@@ -332,7 +336,7 @@ def enhance(
     states: Iterable[State | Sequence[Any]] | None = None,
     stop: Stop | None = None,
     seed: int = 0,
-    max_bytes: int = 512 << 20,
+    max_bytes: int | None = None,
     optimise: bool | str = True,
 ) -> Enhanced:
     """Make a pretrained model better at test time, without training it.
@@ -340,8 +344,9 @@ def enhance(
     Example: `better = unstride.enhance(model, images[:1], budget=10); logits = better(images)`
 
     `budget` counts the states of each image, the plain network's included: 1 is the model itself. The rest has sensible
-    defaults; see the guide "choosing options". `optimise=False` runs the captured graph without exact rewrites,
-    `optimise="compile"` hands its segments to `torch.compile`.
+    defaults; see the guide "choosing options". `max_bytes` bounds memory, if need be by computing things again.
+    `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands its segments to
+    `torch.compile`.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
@@ -357,7 +362,7 @@ def enhance(
         "stop": stop,
         "seed": seed,
     }
-    validate(task, space, asked, optimise)
+    validate(task, space, asked, max_bytes, optimise)
     better = Enhanced(model, task, space, asked, max_bytes, optimise)
     _, plan, _ = better._fit(check_images(example, "example")[:1])
     better.options(plan)

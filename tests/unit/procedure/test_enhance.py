@@ -191,6 +191,7 @@ def test_innocence(net: nn.Module, images: torch.Tensor) -> None:
     ("options", "word"),
     [
         ({"budget": 0}, "budget"),
+        ({"max_bytes": 0}, "max_bytes"),
         ({"budget": 2.5}, "budget"),
         ({"criterion": "magic"}, "criterion"),
         ({"aggregate": "median"}, "aggregate"),
