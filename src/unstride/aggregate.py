@@ -173,7 +173,7 @@ class Attended:
         total, attended = torch.zeros_like(self.maps[0]), torch.zeros_like(self.maps[0])
         for f, got in zip(self.maps, self._received()[0], strict=True):  # one by one: no second copy of all maps
             total += f
-            attended += got * f
+            attended.addcmul_(got, f)
         return total / len(self.maps) + self.attention.out.view(-1, *[1] * (total.ndim - 1)) * attended
 
     def criteria(self) -> list[float]:
