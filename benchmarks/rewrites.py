@@ -22,7 +22,6 @@ from unstride import models
 from unstride.benching import interleaved
 from unstride.capture import Graph, capture
 from unstride.compiled import compile_segment
-from unstride.enhanced import UNBOUNDED
 from unstride.fused import Fuser, available
 from unstride.optimise import channels_last, mostly_convolutions, optimise
 from unstride.segments import as_it_is
@@ -44,7 +43,7 @@ def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstr
             graph = channels_last(graph)
             run_segment = Fuser() if way == "packed" and available(graph.device, graph.dtype) else as_it_is
         run_segment = compile_segment if way == "compiled" else run_segment
-        return make_plan(graph, found, better.task, better.space, UNBOUNDED, run_segment)
+        return make_plan(graph, found, better.task, better.space, better.max_bytes, run_segment)
 
     better = unstride.enhance(model, example, budget, optimise=False)
     better._plans.clear()

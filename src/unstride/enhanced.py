@@ -27,7 +27,6 @@ from unstride.subsampling import find_layers
 from unstride.tasks import Plan, make_plan
 
 TOGETHER = 512 << 20  # bytes that images which run together may take
-UNBOUNDED = 1 << 62
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
 Key = tuple[int, int, int, torch.dtype, torch.device]
 
@@ -90,7 +89,7 @@ class Enhanced(nn.Module):
             run_segment = Fuser() if available(graph.device, graph.dtype) else as_it_is
         if self._optimise == "compile":
             run_segment = compile_segment
-        return make_plan(graph, found, self.task, self.space, self.max_bytes or UNBOUNDED, run_segment)
+        return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
         """The asked options, made definite for this network."""
@@ -248,7 +247,7 @@ class Enhanced(nn.Module):
         engine = plan.engine
         every = range(1, engine.depth + 1)
         stored = engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
-        bound = self.max_bytes or TOGETHER
+        bound = TOGETHER if self.max_bytes is None else self.max_bytes
         if count is not None:
             bound = min(bound, 2 * count * engine.plain_bytes)
         return max(1, bound // (stored + engine.plain_bytes), (bound - engine.chunk_bytes) // max(1, stored))
@@ -362,7 +361,7 @@ def enhance(
         "stop": stop,
         "seed": seed,
     }
-    validate(task, space, asked, max_bytes, optimise)
+    validate(task, space, asked, optimise)
     better = Enhanced(model, task, space, asked, max_bytes, optimise)
     _, plan, _ = better._fit(check_images(example, "example")[:1])
     better.options(plan)

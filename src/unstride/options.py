@@ -38,12 +38,8 @@ def _one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
         raise OptionError(f"{name}: got {value!r}, wanted one of {', '.join(map(repr, allowed))}")
 
 
-def validate(
-    task: str, space: str | None, asked: dict[str, Any], max_bytes: int | None = None, optimise: bool | str = True
-) -> None:
+def validate(task: str, space: str | None, asked: dict[str, Any], optimise: bool | str = True) -> None:
     """Refuse what `enhance` cannot mean; what depends on the network is checked when it is known."""
-    if max_bytes is not None and max_bytes < 1:
-        raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes, or None for no bound")
     _one_of("task", task, TASKS)
     _one_of("space", space, (None, *SPACES))
     _one_of("optimise", optimise, OPTIMISE)

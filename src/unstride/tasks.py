@@ -20,6 +20,7 @@ from unstride.subsampling import Subsampling, feature_node
 
 TASKS = ("classification", "segmentation")
 SPACES = ("features", "logits")
+UNBOUNDED = 1 << 62  # bytes; a chunk never takes more than the plain network needs
 _RESIZE = ("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d")
 
 
@@ -78,7 +79,7 @@ def make_plan(
     found: Subsampling,
     task: str,
     space: str | None,
-    max_bytes: int,
+    max_bytes: int | None,
     run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
 ) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
@@ -106,7 +107,8 @@ def make_plan(
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
     first = pairs[0][1]
     after = [leaf for leaf in others if graph.image not in _ancestors_until([leaf], {first}) and leaf is not first]
-    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], max_bytes, run_segment)
+    bound = UNBOUNDED if max_bytes is None else max_bytes
+    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], bound, run_segment)
 
     def head(tap: Node, leaf: Node) -> Segment | None:
         if tap is leaf:

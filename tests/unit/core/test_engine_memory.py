@@ -38,9 +38,8 @@ def test_forgetting_never_costs_a_second_computation(order: str, monkeypatch: py
         assert len(set(states)) == 64
         heads = 64 * better.prepare(images).targets[0].head.macs  # type: ignore[union-attr]
         assert p.macs == engine.trie_macs(states) + heads
-    assert runs and all(
-        not run.store.levels[1] for run in runs
-    )  # every prefix of the first level has had its four children
+    # Every prefix of the first level has had its four children.
+    assert runs and all(not run.store.levels[1] for run in runs)
 
 
 def test_memory_stays_near_that_of_the_plain_network() -> None:
