@@ -26,7 +26,12 @@ _SEPARATE: dict[str, Callable[..., Tensor]] = {
     "swish": F.silu,
     "hardswish": F.hardswish,
 }
-_NEEDED = ("_reorder_convolution_weight", "_get_mkldnn_serialized_md", "_convolution_pointwise")
+_NEEDED = (
+    "_reorder_convolution_weight",
+    "_get_mkldnn_serialized_md",
+    "_convolution_pointwise",
+    "_convolution_pointwise_",
+)
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:
@@ -65,6 +70,7 @@ class FusedConv(nn.Module):
         self.weight, self.bias, self.act = weight, bias, act
         stride, padding, dilation, groups = args
         self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
+        self.spends = False  # the sum is written over `other`, which nobody reads afterwards
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
@@ -74,8 +80,11 @@ class FusedConv(nn.Module):
         op = torch.ops.mkldnn._convolution_pointwise
         if other is None:
             return op(x, packed, self.bias, *self.where, name, scalars, "")
-        other = other.contiguous(memory_format=torch.channels_last)
         after = None if name == "none" else name
+        if self.spends and other.is_contiguous(memory_format=torch.channels_last):
+            op = torch.ops.mkldnn._convolution_pointwise_
+            return op.binary(other, x, packed, self.bias, *self.where, "add", None, after, scalars, "")
+        other = other.contiguous(memory_format=torch.channels_last)
         return op.binary(x, other, packed, self.bias, *self.where, "add", None, after, scalars, "")
 
     def _separate(self, x: Tensor, other: Tensor | None) -> Tensor:
@@ -111,8 +120,29 @@ class Fuser:
             fused.meta = dict(end.meta)
             end.replace_all_uses_with(fused)
         graph.eliminate_dead_code()
+        _spend(module)
         module.recompile()
         return module
+
+
+def _spend(module: GraphModule) -> None:
+    """A sum may be written over its other operand where a packed convolution made that and it is read last here."""
+    order = {n: i for i, n in enumerate(module.graph.nodes)}
+    convs = {
+        n: c for n in order if n.op == "call_module" and isinstance(c := module.get_submodule(n.target), FusedConv)
+    }
+    for n, conv in convs.items():
+        other: Any = n.args[1] if len(n.args) > 1 else None
+        if other in convs and n.args[0] is not other:
+            others = [u for u in other.users if u is not n]
+            if all(order[u] < order[n] and (u in convs or _fresh(u)) for u in others):
+                conv.spends, n.meta["over"] = True, other
+
+
+def _fresh(n: Node) -> bool:
+    """Whether an op's results share no memory with what it reads."""
+    schema = getattr(n.target, "_schema", None)
+    return schema is not None and all(r.alias_info is None for r in schema.returns)
 
 
 def _constant(module: nn.Module, v: Any) -> Tensor | None:
