@@ -16,7 +16,8 @@ from unstride.states import State
 from unstride.store import Key, Store
 from unstride.subsampling import Subsampling
 
-CHUNK = 32 << 20  # on a CPU larger chunks are slower: pages of big tensors are given back and fetched at every op
+CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
+UNBOUNDED = 1 << 62  # bytes
 Request = tuple[int, State]  # (image, state)
 
 
@@ -34,20 +35,21 @@ class Engine:
         found: Subsampling,
         taps: Sequence[Node],
         plain: Sequence[Node] = (),
-        max_bytes: int = 256 << 20,
+        max_bytes: int = UNBOUNDED,
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
     ) -> None:
         if max_bytes < 1:
             raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
         self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
-        self.chunk_bytes = min(max_bytes, CHUNK) if graph.device.type == "cpu" else max_bytes
+        on_cpu = graph.device.type == "cpu"
+        self.chunk_bytes, self.tensor_bytes = (min(max_bytes, CHUNK), TENSOR) if on_cpu else (max_bytes, UNBOUNDED)
         self.cutter = Cutter(graph, found, run_segment)
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
-        self.plain_bytes = max(s.bytes for s in self.as_trained)
-        self.max_bytes = max_bytes
+        self.plain_bytes = max(s.bytes_as_cut for s in self.as_trained)
+        self.max_bytes, self.bounded = max_bytes, max_bytes < UNBOUNDED
         sizes = [[_bytes(found.trace.shapes[n], graph.dtype) for n in s.outputs] for s in self.moved]
         self.stored_bytes = [sum(level) for level in sizes]  # of one prefix at each level
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
@@ -139,11 +141,10 @@ class Run:
         self.macs = [0] * n
         # A chunk takes no more than the plain network needs for these images: memory does not grow with the states.
         self.chunk_bytes = min(engine.chunk_bytes, n * engine.plain_bytes)
-        chunks = [
-            (self._rows_at_once(s), s.bytes - size) for s, size in zip(engine.moved, engine.stored_bytes, strict=True)
-        ]
-        self.room = max(engine.max_bytes - max(rows * size for rows, size in chunks), n * engine.plain_bytes)
-        self.store = Store(depth, engine.batches)
+        self.room = max(engine.max_bytes, 2 * n * engine.plain_bytes)
+        self.store = Store(depth, engine.batches, apart=engine.bounded)
+        self.ahead: dict[Key, int] = {}
+        self.answered = 0  # bytes of results of the requests under way
         self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
         zero = State.zero(depth)
@@ -161,16 +162,20 @@ class Run:
             if level not in kept:
                 self.store.forget(level, list(self.store.levels[level]))
 
-    def add(self, requests: Sequence[Request], keep: Iterable[int] | None = None) -> tuple[Tensor, ...]:
+    def add(
+        self, requests: Sequence[Request], keep: Iterable[int] | None = None, ahead: Iterable[Key] = ()
+    ) -> tuple[Tensor, ...]:
         """Values of the taps for each (image, state), in order: one tensor (len(requests), ...) per tap.
 
-        `keep`: levels whose prefixes later requests will start from (all by default).
+        `keep`: levels whose prefixes later requests will start from (all by default). `ahead`: prefixes that are likely
+        to be started from, the likeliest first: where memory is short they stay longest.
         """
         engine = self.engine
         for image, state in requests:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
             engine.found.space.parse(state)
+        self.ahead, self.answered = {key: place for place, key in enumerate(ahead)}, 0
         if keep is None:
             return self._add(requests, set(), forget=False)
         passing = {*range(1, engine.depth + 1)} - engine.closed(keep)
@@ -180,66 +185,82 @@ class Run:
         """Compute what is missing, in parts where it would not fit. Levels that are `passing` need not be kept."""
         engine = self.engine
         todo, read = self._missing(requests)
-        size = self._growth(todo, passing)
-        if size > self.room // 2 and len(requests) > 1:
+        if engine.bounded and len(requests) > 1 and self.answered + self._most(todo, read) > self.room:
             half = len(requests) // 2
             parts = [self._add(part, passing, forget) for part in (requests[:half], requests[half:])]
             return tuple(
                 torch.cat(values, engine.batch(tap).dim)
                 for tap, values in zip(engine.taps, zip(*parts, strict=True), strict=True)
             )
-        if self.store.bytes + size > self.room:
-            self._make_room(size, read, passing)
         for level in range(1, engine.depth + 1):
             keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
+                self._make_room(self._chunk_bytes(level, len(keys)), level, read, passing)
                 self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
             for done in passing & engine.last_read_by[level]:
                 self.store.forget(done, todo[done])
             if forget:
                 self._forget_parents(level - 1, keys)
         out = tuple(self._rows(tap, requests).gather() for tap in engine.taps)
+        self.answered += sum(value.nbytes for value in out)
         for level in passing:
             self.store.forget(level, todo[level])
         return out
 
-    def _growth(self, todo: list[dict[Key, State]], passing: set[int]) -> int:
-        """The most bytes that the outputs of `todo` take at once."""
-        sizes = [len(keys) * one for keys, one in zip(todo, self.engine.stored_bytes, strict=True)]
-        alive = most = 0
-        for level, size in enumerate(sizes):
-            alive += size
-            most = max(most, alive)
-            alive -= sum(sizes[done] for done in passing & self.engine.last_read_by[level])
-        return most
-
-    def _missing(self, requests: Sequence[Request]) -> tuple[list[dict[Key, State]], set[Key]]:
-        """What must be computed at each level, and the stored prefixes that are read for it."""
-        todo: list[dict[Key, State]] = [{} for _ in range(self.engine.depth + 1)]
-        read: set[Key] = set()
+    def _missing(self, requests: Sequence[Request]) -> tuple[list[dict[Key, State]], dict[Key, int]]:
+        """What must be computed at each level, and of every prefix that is read, stored or not, the level that reads
+        it last.
+        """
+        depth = self.engine.depth
+        todo: list[dict[Key, State]] = [{} for _ in range(depth + 1)]
+        read: dict[Key, int] = {}
         for image, state in requests:
-            open_levels = list(self.engine.roots)
+            open_levels = [(root, depth + 1) for root in self.engine.roots]
             while open_levels:
-                level = open_levels.pop()
+                level, reader = open_levels.pop()
                 key = (image, state.selections[:level])
-                if (level, key) in self.store:
-                    read.add(key)
-                elif key not in todo[level]:
+                read[key] = max(reader, read.get(key, 0))
+                if (level, key) not in self.store and key not in todo[level]:
                     todo[level][key] = state
-                    open_levels += self.engine.needs[level]
+                    open_levels += [(low, level) for low in self.engine.needs[level]]
         return todo, read
 
-    def _make_room(self, size: int, read: set[Key], passing: set[int]) -> None:
-        """Forget prefixes that are not read now until `size` more bytes fit: passing levels first, then levels where a
-        byte holds little work, there the oldest first. Who asks for one later has it computed again.
+    def _chunk_bytes(self, level: int, count: int) -> int:
+        """What `count` prefixes of this level take when all are done and the last chunk is still under way."""
+        segment, stored = self.engine.moved[level], self.engine.stored_bytes[level]
+        together = min(count, self._rows_at_once(segment))
+        one = max(segment.bytes, 2 * stored) if together > 1 else segment.bytes  # several are put apart by copying
+        return together * one + (count - together) * stored
+
+    def _most(self, todo: list[dict[Key, State]], read: dict[Key, int]) -> int:
+        """The most bytes that are alive at once on the way through the levels, if nothing is kept that is not read."""
+        depth, sizes = self.engine.depth, self.engine.stored_bytes
+        change = [0] * (depth + 3)
+        for key, reader in read.items():
+            level = len(key[1])
+            change[level + 1 if key in todo[level] else 1] += sizes[level]
+            change[reader + 1] -= sizes[level]
+        alive = most = 0
+        for level in range(1, depth + 1):
+            alive += change[level]
+            most = max(most, alive + (self._chunk_bytes(level, len(todo[level])) if todo[level] else 0))
+        return most
+
+    def _make_room(self, size: int, now: int, read: dict[Key, int], passing: set[int]) -> None:
+        """Forget prefixes that no level from `now` on reads until `size` more bytes fit: passing levels first, then
+        those where a byte holds little work, there the least likely. Who asks for one later has it computed again.
         """
+        room = self.room - self.answered - size
+        if self.store.bytes <= room:
+            return
         engine = self.engine
         levels = [level for level in range(1, engine.depth + 1) if engine.stored_bytes[level]]
         for level in sorted(levels, key=lambda k: (k not in passing, engine.level_macs(k) / engine.stored_bytes[k])):
-            for key in [key for key in self.store.levels[level] if key not in read]:
-                if self.store.bytes + size <= self.room:
-                    return
+            unread = [key for key in self.store.levels[level] if read.get(key, 0) < now]
+            for key in sorted(unread, key=lambda key: -self.ahead.get(key, len(self.ahead))):
                 self.store.forget(level, [key])
+                if self.store.bytes <= room:
+                    return
 
     def _count_children(self, made: Iterable[Key]) -> None:
         for image, path in made:
@@ -255,7 +276,9 @@ class Run:
 
     # -- one level
     def _rows_at_once(self, segment: Segment) -> int:
-        return max(1, self.chunk_bytes // segment.bytes)
+        copied = 2 * self.engine.stored_bytes[segment.level] if self.store.apart else 0
+        fit = self.chunk_bytes // max(segment.bytes, copied)
+        return max(1, min(fit, self.engine.tensor_bytes // max(1, segment.largest)))
 
     def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
         for image, _ in keys:
@@ -272,6 +295,7 @@ class Run:
                 chunk = self.limit[level] = max(1, min(chunk, len(keys) - done) // 2)
                 continue
             self.store.put(level, keys[part], dict(zip(segment.outputs, outputs, strict=True)))
+            del outputs  # where rows are put apart, the next chunk has its place
             done = part.stop
 
     def _chunk(self, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from unstride.search import Search, random_score
 from unstride.states import State
 from unstride.stitch import Stitched
 from unstride.stopping import Progress
+from unstride.store import Key
 from unstride.tasks import Plan, Target
 
 
@@ -78,11 +80,23 @@ def run_procedure(
             last &= len(image.search.visited) >= options.budget
         if not requests:
             break
-        values = dict(zip(plan.engine.taps, run.add(requests, keep=() if last else levels), strict=True))
+        ahead = _ahead(runs) if plan.engine.bounded and not last else []
+        values = dict(zip(plan.engine.taps, run.add(requests, () if last else levels, ahead), strict=True))
         step.take(requests, [values[t.tap] for t in plan.targets])  # two outputs may come from one tap
+        del values  # not beside the next ones
     macs = [m + head_macs * len(r.scores) for m, r in zip(run.macs, runs, strict=True)]
     others = {i: run.plain[leaf] for i, leaf in enumerate(plan.graph.leaves) if leaf in run.plain}
     return runs, others, macs
+
+
+def _ahead(runs: list[ImageRun]) -> list[Key]:
+    """Prefixes that the searches will start from, by how soon each image comes to them."""
+    per_image = [
+        [(i, state.selections[: layer - 1]) for state, layer in image.search.ahead(image.scores)]
+        for i, image in enumerate(runs)
+        if not image.done
+    ]
+    return list(dict.fromkeys(key for turn in zip_longest(*per_image) for key in turn if key is not None))
 
 
 def _accumulator(plan: Plan, target: Target, options: Options) -> Accumulator:

@@ -64,6 +64,11 @@ class Search:
                 return new
         return []
 
+    def ahead(self, scores: Sequence[float]) -> list[tuple[State, int]]:
+        """(state, layer) of the expansions still open, the best states first; `scores` may lack the newest states."""
+        known = sorted((i for i in self._open if i < len(scores)), key=lambda i: (scores[i], i))
+        return [(self.visited[i], layer) for i in known for layer in self._open[i]]
+
     def _pop(self, scores: Sequence[float]) -> tuple[int, int]:
         def rank(i: int) -> tuple[float, int]:
             return scores[i], i

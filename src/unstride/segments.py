@@ -34,6 +34,8 @@ class Segment:
     outputs: tuple[Node, ...]
     macs: int
     bytes: int  # live values per row, at the most
+    bytes_as_cut: int  # the same before the segment was rewritten to run faster
+    largest: int  # bytes of its largest value per row
 
     def __call__(self, rows: int, states: Sequence[State], values: Sequence[Tensor | Rows]) -> tuple[Tensor, ...]:
         return self.module(rows, states, *values)
@@ -102,27 +104,20 @@ class Cutter:
         builder = _Builder(self, moved)
         inputs, lazy = builder.build(own, inside, outputs)
         macs = sum(self.found.trace.macs.get(n, 0) for n in own)
-        module = self.run_segment(GraphModule(self.root, builder.out, f"Level{level}"))
-        return Segment(level, module, inputs, lazy, outputs, macs, self._live_bytes(own, inputs))
+        cut = GraphModule(self.root, builder.out, f"Level{level}")
+        as_cut = live_bytes(cut.graph)
+        module = self.run_segment(cut)
+        size = live_bytes(module.graph) if isinstance(module, GraphModule) else as_cut
+        largest = max(n.meta.get("bytes", 0) for n in cut.graph.nodes)
+        return Segment(level, module, inputs, lazy, outputs, macs, size, as_cut, largest)
+
+    def size(self, n: Node) -> int:
+        """Bytes of a value of one image; a pooling makes indices (int64) beside it, whether they are read or not."""
+        size = _bytes(self.found.trace.shapes.get(n), self.graph.dtype)
+        return size + 8 * size // self.graph.dtype.itemsize if "max_pool" in op_name(n) else size
 
     def _moves(self, n: Node) -> dict[Node, Shift]:
         return {s.operand: s for s in self.found.shifts if s.node is n}
-
-    def _live_bytes(self, own: list[Node], inputs: tuple[Node, ...]) -> int:
-        last: dict[Node, int] = {}
-        for i, n in enumerate(own):
-            for source in n.all_input_nodes:
-                last[source] = i
-        size = {n: _bytes(self.found.trace.shapes.get(n), self.graph.dtype) for n in [*own, *inputs]}
-        live = sum(size[n] for n in inputs)
-        peak = live
-        for i, n in enumerate(own):
-            live += size[n]
-            peak = max(peak, live)
-            for source in set(n.all_input_nodes):
-                if last.get(source) == i and source in size:
-                    live -= size[source]
-        return max(peak, 1)
 
 
 class _Builder:
@@ -148,10 +143,10 @@ class _Builder:
                     inputs[source] = inputs.get(source, True) and through and not direct
         for source in inputs:
             self.env[source] = self.out.placeholder(source.name)
-            self.env[source].meta = dict(source.meta)
+            self.env[source].meta = {**source.meta, "bytes": 0 if inputs[source] else self.c.size(source)}
         for n in own:
             self.env[n] = self._copy(n, moves[n])
-            self.env[n].meta = dict(n.meta)
+            self.env[n].meta = {**n.meta, "bytes": self.c.size(n)}
         self.out.output(tuple(self.env[n] for n in outputs))
         return tuple(inputs), frozenset(s for s, lazy in inputs.items() if lazy)
 
@@ -188,6 +183,7 @@ class _Builder:
         for operand, shift in moves.items():
             source = shift.site.reads if shift.site is not None and shift.site.reads is not None else operand
             swap[operand] = self._module(self._mover(n, source, shift), (self._value(source), self.states))
+            swap[operand].meta["bytes"] = self.c.size(source)
         site = next((s for s in moves.values() if s.site is not None and s.site.windows is not None), None)
         if site is not None and site.site is not None:
             return self._window_op(n, site, swap[site.operand])
@@ -248,6 +244,37 @@ def batch_of(n: Node) -> Batch:
             if factor is not None and factor.is_Integer:
                 return Batch(d, int(factor))
     raise CaptureError(f"{n.name}: no dimension of {tuple(value.shape)} is a multiple of the batch")
+
+
+def live_bytes(graph: FxGraph) -> int:
+    """The most bytes that one row has alive: every node says in its meta what it takes ("bytes"), and whether it is
+    written over a value that it reads ("over").
+    """
+    owner: dict[Node, Node] = {}  # whose memory a value lies in
+    last: dict[Node, Node] = {}
+    for n in graph.nodes:
+        shared = n.meta.get("over") or (n.all_input_nodes[0] if _is_view(n) else None)
+        owner[n] = n if shared is None else owner[shared]
+        last.update((owner[source], n) for source in n.all_input_nodes)
+    ends: dict[Node, list[Node]] = {}
+    for value, reader in last.items():
+        ends.setdefault(reader, []).append(value)
+    live = peak = sum(n.meta.get("bytes", 0) for n in graph.nodes if n.op == "placeholder")
+    for n in graph.nodes:
+        if owner[n] is n and n.op != "placeholder":
+            live += n.meta.get("bytes", 0)
+            peak = max(peak, live)
+        live -= sum(value.meta.get("bytes", 0) for value in ends.get(n, ()))
+    return max(peak, 1)
+
+
+def _is_view(n: Node) -> bool:
+    """Whether a value lies in the memory of the first value that its op reads."""
+    if n.target is operator.getitem:
+        return True
+    schema = getattr(n.target, "_schema", None)
+    shares = schema is not None and any(r.alias_info is not None for r in schema.returns)
+    return shares and bool(n.all_input_nodes) and op_name(n) not in ("reshape", "contiguous", "to", "flatten")
 
 
 def _attribute(n: Node) -> str:

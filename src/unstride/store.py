@@ -30,12 +30,12 @@ class Store:
     """`store.put(level, keys, values)`, then `store.place(level, key, node)` -> (tensor, row).
 
     `bytes` is what the tensors take. Rows that were computed together are not forgotten together, so a tensor is copied
-    into a smaller one when half of its rows are.
+    into a smaller one when half of its rows are; where memory is short, `apart` gives each row its own from the start.
     """
 
-    def __init__(self, depth: int, batches: dict[Node, Batch]) -> None:
+    def __init__(self, depth: int, batches: dict[Node, Batch], apart: bool = False) -> None:
         self.levels: list[dict[Key, _Block]] = [{} for _ in range(depth + 1)]
-        self.batches = batches
+        self.batches, self.apart = batches, apart
         self.bytes = 0
 
     def __contains__(self, at: tuple[int, Key]) -> bool:
@@ -43,6 +43,10 @@ class Store:
 
     def put(self, level: int, keys: list[Key], values: dict[Node, Tensor]) -> None:
         block = _Block(values, {key: row for row, key in enumerate(keys)}, len(keys))
+        if self.apart and len(keys) > 1:
+            for row, key in enumerate(keys):
+                self.put(level, [key], self._some(block, [row]))
+            return
         self.bytes += block.bytes
         self.levels[level].update(dict.fromkeys(keys, block))
 
@@ -61,11 +65,11 @@ class Store:
             if len(block.keys) * 2 <= block.rows:
                 self.bytes -= block.bytes
                 if block.keys:
-                    self.put(level, list(block.keys), self._some(block))
+                    self.put(level, list(block.keys), self._some(block, block.keys.values()))
 
-    def _some(self, block: _Block) -> dict[Node, Tensor]:
+    def _some(self, block: _Block, rows: Iterable[int]) -> dict[Node, Tensor]:
         out = {}
         for node, value in block.values.items():
             dim, m = self.batches[node].dim, self.batches[node].factor
-            out[node] = torch.cat([value.narrow(dim, row * m, m) for row in block.keys.values()], dim)
+            out[node] = torch.cat([value.narrow(dim, row * m, m) for row in rows], dim)
         return out

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from unstride.align import Offset, from_map, to_map
 from unstride.capture import Graph
-from unstride.engine import Engine
+from unstride.engine import UNBOUNDED, Engine
 from unstride.errors import CaptureError, OptionError
 from unstride.grids import Grid
 from unstride.positions import op_name
@@ -20,7 +20,6 @@ from unstride.subsampling import Subsampling, feature_node
 
 TASKS = ("classification", "segmentation")
 SPACES = ("features", "logits")
-UNBOUNDED = 1 << 62  # bytes; a chunk never takes more than the plain network needs
 _RESIZE = ("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d")
 
 

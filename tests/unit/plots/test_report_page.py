@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
@@ -124,7 +124,6 @@ def test_charts_put_values_where_they_belong() -> None:
     assert "learned: 1 states 92.00 %" in svg.get("aria-label", "")
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_ticks_enclose_and_are_few(low: float, width: float) -> None:
     found = ticks(low, low + width)

@@ -1,6 +1,6 @@
 """The search as a tree: every state hangs from the state that was expanded to reach it, at the layer that changed."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from unstride.plots.tree import arrange
@@ -10,7 +10,6 @@ from unstride.states import State, StateSpace
 RATES = st.lists(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 3)]), min_size=1, max_size=4)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(RATES, st.integers(1, 25), st.sampled_from(ORDERS), st.integers(0, 99))
 def test_every_search_becomes_its_own_tree(rates: list[tuple[int, int]], budget: int, order: str, seed: int) -> None:
     space = StateSpace(tuple(rates), tuple((1.0, 1.0) for _ in rates))
