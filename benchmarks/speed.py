@@ -200,15 +200,17 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     finally:
         torch.set_num_threads(before)
     if given.out is not None:
-        how = f"{', '.join(nets)}: torch {torch.__version__}, {given.threads} threads, {given.repeats} repeats"
-        write(given.out, nets, rows, how + (", not compiled" if given.no_compile else ""))
+        how = f"{', '.join(nets)}, batch {given.batch}: torch {torch.__version__}, {given.threads} threads, "
+        how += f"{given.repeats} repeats"
+        write(given.out, rows, how + (", not compiled" if given.no_compile else ""))
     return rows
 
 
-def write(out: Path, nets: list[str], rows: list[dict[str, Any]], how: str) -> None:
-    """JSON, and the same as a page beside it; rows of other nets stay, so that a suite can be run net by net."""
+def write(out: Path, rows: list[dict[str, Any]], how: str) -> None:
+    """JSON, and the same as a page beside it; rows of other nets and batches stay, so a suite runs in pieces."""
     kept = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
-    merged = [r for r in kept if r["net"] not in nets] + [{**r, "how": how} for r in rows]
+    again = {(r["net"], r["batch"]) for r in rows}
+    merged = [r for r in kept if (r["net"], r["batch"]) not in again] + [{**r, "how": how} for r in rows]
     merged.sort(key=lambda r: (list(NETS).index(r["net"]), r["batch"], MODES.index(r["mode"]), r["budget"]))
     out.write_text(json.dumps({"rows": merged}, indent=1) + "\n", encoding="utf-8")
     page = [
