@@ -310,6 +310,7 @@ def fingerprint() -> str:
 
 def table(rows: list[dict[str, Any]], wanted: int) -> str:
     fresh = sum(r["code"] == fingerprint() for r in rows)
+    older = "" if fresh == len(rows) else " The others: `--keep` keeps them, without it they are made again."
     lines = [
         "# Coverage",
         "",
@@ -317,8 +318,7 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
         "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model,",
         "state by state (`tests/oracle.py`). *no oracle*: the same without the re-run (reason given). *unusable*: one",
         "clear error at `enhance` / `inspect` time. *differs* / *fails*: a bug.",
-        f"{len(rows)} of {wanted} models swept; {fresh} of the rows were made by the code as it is now, the others by",
-        "earlier versions of it (`--keep` keeps those, without it they are made again).",
+        f"{len(rows)} of {wanted} models swept; {fresh} of the rows were made by the code as it is now.{older}",
         "",
         "| group | models | exact | no oracle | unusable | differs | fails |",
         "|---|---|---|---|---|---|---|",
