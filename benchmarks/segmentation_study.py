@@ -23,7 +23,7 @@ import unstride
 from benchmarks import camvid
 from benchmarks.nets import give
 from benchmarks.segmentation import CAMVID, REGIONS, Scenes, embedded, near_boundary, street
-from unstride.aggregate import WeightedMean, entropy
+from unstride.aggregate import ALL, WeightedMean, entropy
 from unstride.align import Offset, align, align_covered, coverage
 from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
 from unstride.fingerprint import fingerprint
@@ -88,28 +88,29 @@ def together(
     total = Stitched(target, (size[0], size[1])) if way.align == "stitch" else WeightedMean()
     out = {}
     for count, state in enumerate(order, 1):
-        add(total, maps[state], plan.offset(state, target) if way.align else None, way)
+        add(total, maps[state][None], plan.offset(state, target) if way.align else None, way)
         if count in BUDGETS:
             value = total.value()
-            full = value if way.align == "stitch" else target.finish(value[None])[0]
-            out[count] = full.argmax(0)
+            full = value if way.align == "stitch" else target.finish(value)
+            out[count] = full[0].argmax(0)
     return out
 
 
 def add(total: Stitched | WeightedMean, f: Tensor, offset: Offset | None, way: Way) -> None:
+    """One more map (1, K, h, w)."""
     if way.space == "probabilities":
         inside: float | Tensor = 1.0
         if offset is not None and way.align is True:
-            inside, f, offset = coverage((f.shape[1], f.shape[2]), offset, f)[0], align_covered(f, offset), None
-        total.add(f.softmax(0), (1 - entropy(f, 0)) * inside, offset)
+            inside, f, offset = coverage((f.shape[2], f.shape[3]), offset, f), align_covered(f, offset), None
+        total.add(ALL, f.softmax(1), (1 - entropy(f)) * inside, offset)
     elif way.weight == BEFORE and offset is not None:
-        weight = 1 - entropy(f, 0)[None]
+        weight = 1 - entropy(f)[None]
         moved = align(weight, offset)
-        total.add(align(f * weight, offset) / moved.clamp(min=1e-12), moved[0], None)
+        total.add(ALL, align(f * weight, offset) / moved.clamp(min=1e-12), moved[0], None)
     elif way.weight == "equal":
-        total.add(f, 1.0, offset)
+        total.add(ALL, f, torch.ones(1), offset)
     else:
-        total.add_by_entropy(f, offset)
+        total.add_by_entropy(ALL, f, offset)
 
 
 def study(scenes: Scenes, better: unstride.Enhanced, image: Tensor, mask: Tensor) -> dict[str, Tensor]:

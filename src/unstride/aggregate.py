@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unstride.align import Offset, add_aligned, align, align_covered, coverage
 
 BORDERS = ("renormalise", "zeros")
+ALL = slice(None)
 
 
 def two_class(logits: Tensor, dim: int = 1) -> Tensor:
@@ -25,77 +26,86 @@ def entropy(logits: Tensor, dim: int = 1) -> Tensor:
 
 
 class Accumulator(Protocol):
-    """Takes the maps (C, H, W), or vectors (C,), of one image's states one by one."""
+    """Takes the maps (R, C, H, W), or vectors (R, C), of the neighbouring `images` in one state, state after state."""
 
-    def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None: ...
-    def value(self) -> Tensor: ...
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None: ...
+    def value(self, images: slice | list[int] = ALL) -> Tensor: ...
 
 
 @dataclass(eq=False)
 class WeightedMean:
-    """sum w Align(f) / sum w, w a number or, where nothing is left to align, a map (H, W)."""
+    """sum w Align(f) / sum w of `count` images, w (R,) or, where nothing is left to align, maps (R, H, W)."""
 
+    count: int = 1
     border: str = "renormalise"
     total: Tensor | None = None
     weight: Tensor | None = None
 
-    def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None:
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
         if self.total is None or self.weight is None:
-            self.total = torch.zeros_like(f)
-            self.weight = f.new_zeros((1, *f.shape[1:]) if f.ndim == 3 else ())
-        if offset is None or f.ndim == 1:
-            self.total.add_(f * weight)
-            self.weight.add_(weight)
+            self.total = _filled(self.count, f, 0.0)
+            self.weight = f.new_zeros((self.count, 1, *f.shape[2:]))
+        scale = weight.view(len(f), 1, *(weight.shape[1:] or [1] * (f.ndim - 2)))
+        if offset is None or f.ndim == 2:
+            self.total[images].addcmul_(f, scale)
+            self.weight[images].add_(scale)
         else:
-            assert not isinstance(weight, Tensor)
-            add_aligned(self.total, f, offset, weight)
-            if self.border == "renormalise":
-                self.weight.add_(coverage((f.shape[1], f.shape[2]), offset, f), alpha=weight)
-            else:
-                self.weight.add_(weight)
+            add_aligned(self.total[images], f * scale, offset)
+            inside = coverage((f.shape[2], f.shape[3]), offset, f) if self.border == "renormalise" else 1.0
+            self.weight[images].add_(inside * scale)
 
-    def add_by_entropy(self, f: Tensor, offset: Offset | None) -> Tensor:
-        """Add a logit map, pixel by pixel by how sure the aligned map is; returns these weights (H, W).
+    def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
+        """Add logit maps, pixel by pixel by how sure the aligned map is; returns these weights (R, H, W).
 
         Weighed before it is aligned, as the paper does not, sure cells spread over unsure ones beside them.
         """
         f = f.float()
         inside: float | Tensor = 1.0
         if offset is not None and self.border == "renormalise":
-            inside = coverage((f.shape[1], f.shape[2]), offset, f)[0]
+            inside = coverage((f.shape[2], f.shape[3]), offset, f)
             f = align_covered(f, offset)
         elif offset is not None:
             f = align(f, offset)
-        weight = (1.0 - entropy(f, 0)) * inside
-        self.add(f, weight, None)
+        weight = (1.0 - entropy(f)) * inside
+        self.add(images, f, weight, None)
         return weight
 
-    def value(self) -> Tensor:
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
         assert self.total is not None and self.weight is not None
-        return self.total / self.weight.clamp(min=1e-12)
+        return self.total[images] / self.weight[images].clamp(min=1e-12)
 
 
 @dataclass(eq=False)
 class Maximum:
     """The largest value over the states, cell by cell: a baseline."""
 
+    count: int = 1
     border: str = "renormalise"
     best: Tensor | None = None
 
-    def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None:
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 3:
+        if offset is not None and f.ndim == 4:
             if self.border == "renormalise":
-                inside = coverage((f.shape[1], f.shape[2]), offset, f) > 0
+                inside = coverage((f.shape[2], f.shape[3]), offset, f) > 0
                 f = align_covered(f, offset).masked_fill(~inside, -math.inf)
             else:
                 f = align(f, offset)
-        self.best = f if self.best is None else torch.maximum(self.best, f)
+        if self.best is None:
+            self.best = _filled(self.count, f, -math.inf)
+        torch.maximum(self.best[images], f, out=self.best[images])
 
-    def value(self) -> Tensor:
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
         assert self.best is not None
-        return self.best
+        return self.best[images]
+
+
+def _filled(count: int, like: Tensor, value: float) -> Tensor:
+    """A tensor (count, ...) laid out as `like` (R, ...): sums over slices of maps are slow in another layout."""
+    out = like.new_full((count, *like.shape[1:]), value)
+    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return out.to(memory_format=torch.channels_last) if last else out
 
 
 class Attention(nn.Module):
@@ -116,11 +126,12 @@ class Attention(nn.Module):
         last = f.movedim(2, -1)
         return _received(self.query(last)[..., 0], self.key(last)[..., 0])
 
-    def project(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Query and key of one map (C, ...) -> (...), which is all that its criterion needs."""
-        both = torch.cat([self.query.weight, self.key.weight]) @ f.reshape(self.channels, -1)
-        shape = f.shape[1:]
-        return both[0].view(shape) + self.query.bias[0], both[1].view(shape) + self.key.bias[0]
+    def project(self, f: Tensor) -> Tensor:
+        """Query and key of maps (R, C, ...) -> (R, 2, ...), which is all that their criterion needs."""
+        weight = torch.cat([self.query.weight, self.key.weight])
+        bias = torch.cat([self.query.bias, self.key.bias])
+        both = weight @ f.reshape(len(f), self.channels, -1) + bias[:, None]
+        return both.view(len(f), 2, *f.shape[2:])
 
     def forward(self, f: Tensor) -> Tensor:
         """(N, S, C, ...) -> (N, C, ...)."""
@@ -149,33 +160,43 @@ def _criterion(received: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class Attended:
-    """Keeps the aligned maps of one image for the attention, and of each the query and key: a step costs no more."""
+    """Keeps the aligned maps of each image for the attention, and of each the query and key: a step costs no more."""
 
     attention: Attention
+    count: int = 1
     border: str = "renormalise"
-    maps: list[Tensor] = field(default_factory=list)
-    pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    maps: list[list[Tensor]] = field(init=False)
+    pairs: list[list[Tensor]] = field(init=False)
 
-    def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None:
+    def __post_init__(self) -> None:
+        self.maps, self.pairs = [[] for _ in range(self.count)], [[] for _ in range(self.count)]
+
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 3:
+        if offset is not None and f.ndim == 4:
             f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
-        self.maps.append(f)
-        self.pairs.append(self.attention.project(f))
+        for i, own, pair in zip(range(self.count)[images], f, self.attention.project(f), strict=True):
+            self.maps[i].append(own)
+            self.pairs[i].append(pair)
 
-    def _received(self) -> Tensor:
-        q, k = (torch.stack(part)[None] for part in zip(*self.pairs, strict=True))
+    def _received(self, image: int) -> Tensor:
+        q, k = torch.stack(self.pairs[image], 1)[:, None]
         return _received(q, k)
 
-    def value(self) -> Tensor:
-        if len(self.maps) == 1:  # budget 1 is the model, whatever was learned
-            return self.maps[0]
-        total, attended = torch.zeros_like(self.maps[0]), torch.zeros_like(self.maps[0])
-        for f, got in zip(self.maps, self._received()[0], strict=True):  # one by one: no second copy of all maps
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
+        chosen = range(self.count)[images] if isinstance(images, slice) else images
+        return torch.stack([self._value(i) for i in chosen])
+
+    def _value(self, image: int) -> Tensor:
+        maps = self.maps[image]
+        if len(maps) == 1:  # budget 1 is the model, whatever was learned
+            return maps[0]
+        total, attended = torch.zeros_like(maps[0]), torch.zeros_like(maps[0])
+        for f, got in zip(maps, self._received(image)[0], strict=True):  # one by one: no second copy of all maps
             total += f
             attended.addcmul_(got, f)
-        return total / len(self.maps) + self.attention.out.view(-1, *[1] * (total.ndim - 1)) * attended
+        return total / len(maps) + self.attention.out.view(-1, *[1] * (total.ndim - 1)) * attended
 
-    def criteria(self) -> list[float]:
+    def criteria(self, image: int) -> list[float]:
         with torch.no_grad():
-            return [float(v) for v in _criterion(self._received())[0]]
+            return _criterion(self._received(image))[0].tolist()

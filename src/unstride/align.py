@@ -41,16 +41,16 @@ class Offset:
         return out
 
 
-def add_aligned(total: Tensor, f: Tensor, offset: Offset, scale: float = 1.0) -> None:
-    """total += scale * Align(f) for maps (C, H, W), in place; what has no source adds nothing."""
+def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
+    """total += Align(f) for maps (..., H, W), in place; what has no source adds nothing."""
     h, w = f.shape[-2:]
     for y, x, weight in offset.taps():
         if y < h and x < w:
-            total[..., y:, x:].add_(f[..., : h - y, : w - x], alpha=scale * weight)
+            total[..., y:, x:].add_(f[..., : h - y, : w - x], alpha=weight)
 
 
 def align(f: Tensor, offset: Offset) -> Tensor:
-    """Align one map (C, H, W) with zeros where it has no source: the paper's border rule."""
+    """Align maps (..., H, W) with zeros where it has no source: the paper's border rule."""
     out = torch.zeros_like(f)
     add_aligned(out, f, offset)
     return out
@@ -73,7 +73,7 @@ _small_coverage = functools.lru_cache(maxsize=1024)(_coverage)  # few states and
 
 
 def align_covered(f: Tensor, offset: Offset) -> Tensor:
-    """Align one map and divide by its coverage: at the border the nearest cell goes on."""
+    """Align maps and divide by their coverage: at the border the nearest cell goes on."""
     part = coverage((f.shape[-2], f.shape[-1]), offset, f)
     return align(f, offset) / part.clamp(min=1e-12)
 

@@ -18,13 +18,13 @@ from unstride.fused import Fuser, available
 from unstride.optimise import channels_last, mostly_convolutions, optimise
 from unstride.options import Options, validate
 from unstride.prediction import Prediction, Visited, compare_states, moved
-from unstride.procedure import ImageRun, finish, run_procedure
+from unstride.procedure import ImageRun, Outcome, finish, run_procedure
 from unstride.search import default_layers
 from unstride.segments import as_it_is
 from unstride.states import State
 from unstride.stopping import Stop
 from unstride.subsampling import find_layers
-from unstride.tasks import Plan, make_plan
+from unstride.tasks import Plan, Target, make_plan
 
 TOGETHER = 512 << 20  # bytes that images which run together may take
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
@@ -199,11 +199,12 @@ class Enhanced(nn.Module):
         predictions: list[Prediction] = []
         with torch.no_grad():
             for part in images.tensor_split(-(-len(images) // self.images_at_once(plan, options, len(images)))):
-                runs, others, macs = run_procedure(plan, part, options, budgets, explain)
-                leaves.append(self._leaves(plan, runs, others, part))
+                outcome = run_procedure(plan, part, options, budgets, explain)
+                runs = outcome.runs
+                leaves.append(self._leaves(plan, outcome, part))
                 main = leaves[-1][_index(plan.graph.leaves, plan.targets[0].leaf)]
                 for b in budgets:
-                    at[b].append(self._at(plan, runs, b, main))
+                    at[b].append(self._at(plan, outcome, b, main))
                     for r in runs:
                         visited = r.search.visited if options.states is None else [*options.states]
                         count = min(b, len(r.scores))
@@ -213,7 +214,7 @@ class Enhanced(nn.Module):
                 if explain:
                     predictions += [
                         self._prediction(plan, options, r, m, main[k])
-                        for k, (r, m) in enumerate(zip(runs, macs, strict=True))
+                        for k, (r, m) in enumerate(zip(runs, outcome.macs, strict=True))
                     ]
         joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
         output = plan.graph.rebuild([_cropped(leaf, crop) for leaf in joined])
@@ -252,20 +253,19 @@ class Enhanced(nn.Module):
             bound = min(bound, 2 * count * engine.plain_bytes)
         return max(1, bound // (stored + engine.plain_bytes), (bound - engine.chunk_bytes) // max(1, stored))
 
-    def _leaves(self, plan: Plan, runs: list[ImageRun], others: dict[int, Tensor], part: Tensor) -> list[Any]:
+    def _leaves(self, plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
         leaves: list[Any] = list(plan.graph.leaves)
-        for i, value in others.items():
+        for i, value in outcome.others.items():
             leaves[i] = value
-        for k, target in enumerate(plan.targets):
-            shape = (len(runs), *plan.found.trace.shapes[target.tap][1:])
-            like = torch.empty(shape, dtype=part.dtype, device="meta").to(dtype=part.dtype)
-            sums = [r.sums[k] for r in runs]
-            values = [s.value() for s in sums]
-            leaves[_index(plan.graph.leaves, target.leaf)] = finish(plan, target, values, sums, like)
+        for k, (target, sums) in enumerate(zip(plan.targets, outcome.sums, strict=True)):
+            like = self._like(plan, target, len(part), part.dtype)
+            maps = sums.value()
+            done = finish(plan, target, sums, maps, like)
+            leaves[_index(plan.graph.leaves, target.leaf)] = done
             if k == 0:
                 for leaf, segment in plan.also:
-                    tap = plan.unmap(torch.stack(values), like, target)
-                    leaves[_index(plan.graph.leaves, leaf)] = segment(len(runs), (), [tap])[0]
+                    tap = plan.unmap(maps, like, target)
+                    leaves[_index(plan.graph.leaves, leaf)] = segment(len(part), (), [tap])[0]
         seen = {
             leaf: i
             for i, leaf in enumerate(plan.graph.leaves)
@@ -273,17 +273,21 @@ class Enhanced(nn.Module):
         }
         return [leaves[seen[leaf]] if isinstance(leaf, Node) else leaf for leaf in leaves]
 
-    def _at(self, plan: Plan, runs: list[ImageRun], budget: int, main: Tensor) -> Tensor:
+    def _at(self, plan: Plan, outcome: Outcome, budget: int, main: Tensor) -> Tensor:
         """Main output with the first `budget` states; an image that stopped earlier keeps its final answer."""
-        target = plan.targets[0]
+        target, runs = plan.targets[0], outcome.runs
         rows = [i for i, r in enumerate(runs) if budget in r.at]
         out = main.clone()
         if rows:
-            shape = (len(rows), *plan.found.trace.shapes[target.tap][1:])
-            like = torch.empty(shape, dtype=main.dtype, device="meta")
-            values = [runs[i].at[budget][0] for i in rows]
-            out[rows] = finish(plan, target, values, [runs[i].sums[0] for i in rows], like)
+            like = self._like(plan, target, len(rows), main.dtype)
+            maps = torch.stack([runs[i].at[budget] for i in rows])
+            out[rows] = finish(plan, target, outcome.sums[0], maps, like)
         return out
+
+    @staticmethod
+    def _like(plan: Plan, target: Target, rows: int, dtype: torch.dtype) -> Tensor:
+        """What the target's tap looks like for so many images."""
+        return torch.empty((rows, *plan.found.trace.shapes[target.tap][1:]), dtype=dtype, device="meta")
 
     def _head_macs(self, plan: Plan) -> int:
         return sum(t.head.macs for t in plan.targets if t.head is not None)

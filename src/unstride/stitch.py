@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unstride.aggregate import entropy
+from unstride.aggregate import ALL, entropy
 from unstride.align import Offset
 from unstride.positions import op_name
 from unstride.tasks import Target
@@ -14,7 +14,7 @@ from unstride.tasks import Target
 
 @dataclass(eq=False)
 class Stitched:
-    """Collects maps (K, h, w) at the resolution of the output (K, H, W): each state's cells have their own place.
+    """Collects maps (R, K, h, w) at the resolution of the output (R, K, H, W): each state's cells have their own place.
 
     A state is interpolated between its own cells, once, and counts the more at a pixel, the nearer one of them is. So
     with one state the answer is the plain map, and what every state sees sharply stays sharp. Memory is that of the
@@ -23,32 +23,34 @@ class Stitched:
 
     target: Target
     size: tuple[int, int]
+    count: int = 1
     total: Tensor | None = None
     weight: Tensor | None = None
     places: tuple[Tensor, Tensor] = field(init=False, repr=False)  # rows and columns of the output, in cells
 
-    def add(self, f: Tensor, weight: float | Tensor, offset: Offset | None) -> None:
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
         if self.total is None or self.weight is None:
-            self.total, self.weight = f.new_zeros((f.shape[0], *self.size)), f.new_zeros((1, *self.size))
-            self.places = places(self.target, (f.shape[1], f.shape[2]), self.size, f.device)
+            self.total = f.new_zeros((self.count, f.shape[1], *self.size))
+            self.weight = f.new_zeros((self.count, 1, *self.size))
+            self.places = places(self.target, (f.shape[2], f.shape[3]), self.size, f.device)
         offset = offset or Offset((0, 0), (0.0, 0.0))
         rows, columns = (p - c - part for p, c, part in zip(self.places, offset.cells, offset.fraction, strict=True))
-        own = nearness(rows, f.shape[1])[:, None] * nearness(columns, f.shape[2])[None, :]
-        sure = weight[None].to(f) if isinstance(weight, Tensor) else f.new_full((1, *f.shape[1:]), weight)
-        own = own * sample(sure, rows, columns)
-        self.total.add_(sample(f, rows, columns) * own)
-        self.weight.add_(own)
+        own = nearness(rows, f.shape[2])[:, None] * nearness(columns, f.shape[3])[None, :]
+        sure = weight if weight.ndim > 1 else weight[:, None, None].expand(-1, *f.shape[2:])
+        own = own * sample(sure[:, None].to(f), rows, columns)
+        self.total[images].add_(sample(f, rows, columns) * own)
+        self.weight[images].add_(own)
 
-    def add_by_entropy(self, f: Tensor, offset: Offset | None) -> Tensor:
-        """Add a logit map, pixel by pixel by how sure it is; returns these weights (h, w)."""
-        weight = 1.0 - entropy(f, 0)
-        self.add(f, weight, offset)
+    def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
+        """Add logit maps, pixel by pixel by how sure they are; returns these weights (R, h, w)."""
+        weight = 1.0 - entropy(f)
+        self.add(images, f, weight, offset)
         return weight
 
-    def value(self) -> Tensor:
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
         assert self.total is not None and self.weight is not None
-        return self.total / self.weight.clamp(min=1e-12)
+        return self.total[images] / self.weight[images].clamp(min=1e-12)
 
 
 def places(
@@ -76,12 +78,12 @@ def nearness(at: Tensor, cells: int) -> Tensor:
 
 
 def sample(f: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Bilinear values of a map (C, H, W) at fractional rows and columns -> (C, len(rows), len(columns)).
+    """Bilinear values of maps (R, C, H, W) at fractional rows and columns -> (R, C, len(rows), len(columns)).
 
     Beyond its ends the last cell goes on.
     """
     h, w = f.shape[-2:]
     y = rows.float() * 2 / max(h - 1, 1) - 1
     x = columns.float() * 2 / max(w - 1, 1) - 1
-    grid = torch.stack(torch.broadcast_tensors(x[None, :], y[:, None]), -1)[None].to(f)
-    return F.grid_sample(f[None], grid, mode="bilinear", padding_mode="border", align_corners=True)[0]
+    grid = torch.stack(torch.broadcast_tensors(x[None, :], y[:, None]), -1).to(f).expand(len(f), -1, -1, -1)
+    return F.grid_sample(f, grid, mode="bilinear", padding_mode="border", align_corners=True)

@@ -14,7 +14,7 @@ def test_step_by_step_is_all_at_once(shape: tuple[int, ...]) -> None:
     kept, maps = Attended(attention), torch.randn(5, *shape)
     with torch.no_grad():
         for count, f in enumerate(maps, 1):
-            kept.add(f, 1.0, None)
-            torch.testing.assert_close(torch.tensor(kept.criteria()), attention.criterion(maps[None, :count])[0])
+            kept.add(slice(0, 1), f[None], torch.ones(1), None)
+            torch.testing.assert_close(torch.tensor(kept.criteria(0)), attention.criterion(maps[None, :count])[0])
             if count > 1:
-                torch.testing.assert_close(kept.value(), attention(maps[None, :count])[0])
+                torch.testing.assert_close(kept.value(), attention(maps[None, :count]))
