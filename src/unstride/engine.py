@@ -48,6 +48,12 @@ class Engine:
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
         self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
+        # Rows that a level does not move need no new layout of operands, if the plain variant reads and gives alike.
+        alike = [
+            (a.inputs, a.outputs) == (m.inputs, m.outputs) for a, m in zip(self.as_trained, self.moved, strict=True)
+        ]
+        moves = [{k for s in found.shifts if found.level[s.node] == at for a in s.steps for k in a} for at in levels]
+        self.moved_by = [layers if ok else None for layers, ok in zip(moves, alike, strict=True)]
         self.plain_bytes = max(s.bytes_as_cut for s in self.as_trained)
         self.max_bytes, self.bounded = max_bytes, max_bytes < UNBOUNDED
         sizes = [[_bytes(found.trace.shapes[n], graph.dtype) for n in s.outputs] for s in self.moved]
@@ -92,6 +98,16 @@ class Engine:
     def read_once(self, level: int) -> bool:
         """Whether only the next level reads this one: no skip, and nothing that the caller wants."""
         return level not in self.roots and not any(level in needs for needs in self.needs[level + 2 :])
+
+    def variant(self, level: int, states: Iterable[State]) -> Segment:
+        """What computes these states at this level: the plain network's ops where they move nothing there."""
+        layers = self.moved_by[level]
+        still = layers is not None and not any(s.selections[k - 1] != (0, 0) for s in states for k in layers)
+        return (self.as_trained if still else self.moved)[level]
+
+    def variants(self, level: int) -> tuple[Segment, ...]:
+        """Whatever may compute states of this level."""
+        return (self.moved[level],) if self.moved_by[level] is None else (self.moved[level], self.as_trained[level])
 
     def batch(self, node: Node) -> Batch:
         return self.batches[node]
@@ -150,7 +166,7 @@ class Run:
         zero = State.zero(depth)
         for level in range(depth + 1):
             keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
-            self._level(level, keys, [zero] * n, engine.as_trained[level])
+            self._level(level, keys, [zero] * n, plain=True)
         self._count_children((i, zero.selections[:k]) for i in range(n) for k in range(1, depth + 1))
         for v in dict.fromkeys([*engine.taps, *engine.plain]):
             self.plain[v] = self._rows(v, [(i, zero) for i in range(n)]).gather()
@@ -196,7 +212,7 @@ class Run:
             keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
                 self._make_room(self._chunk_bytes(level, len(keys)), level, read, passing)
-                self._level(level, keys, [todo[level][k] for k in keys], engine.moved[level])
+                self._level(level, keys, [todo[level][k] for k in keys])
             for done in passing & engine.last_read_by[level]:
                 self.store.forget(done, todo[done])
             if forget:
@@ -227,9 +243,10 @@ class Run:
 
     def _chunk_bytes(self, level: int, count: int) -> int:
         """What `count` prefixes of this level take when all are done and the last chunk is still under way."""
-        segment, stored = self.engine.moved[level], self.engine.stored_bytes[level]
-        together = min(count, self._rows_at_once(segment))
-        one = max(segment.bytes, 2 * stored) if together > 1 else segment.bytes  # several are put apart by copying
+        variants, stored = self.engine.variants(level), self.engine.stored_bytes[level]
+        together = min(count, self._rows_at_once(variants))
+        one = max(s.bytes for s in variants)
+        one = max(one, 2 * stored) if together > 1 else one  # several are put apart by copying
         return together * one + (count - together) * stored
 
     def _most(self, todo: list[dict[Key, State]], read: dict[Key, int]) -> int:
@@ -275,35 +292,42 @@ class Run:
             self.store.forget(level, [p for p in parents if len(self.children[p]) == count])
 
     # -- one level
-    def _rows_at_once(self, segment: Segment) -> int:
-        copied = 2 * self.engine.stored_bytes[segment.level] if self.store.apart else 0
-        fit = self.chunk_bytes // max(segment.bytes, copied)
-        return max(1, min(fit, self.engine.tensor_bytes // max(1, segment.largest)))
+    def _rows_at_once(self, variants: Sequence[Segment]) -> int:
+        copied = 2 * self.engine.stored_bytes[variants[0].level] if self.store.apart else 0
+        fit = self.chunk_bytes // max(copied, *(s.bytes for s in variants))
+        return max(1, min(fit, self.engine.tensor_bytes // max(1, *(s.largest for s in variants))))
 
-    def _level(self, level: int, keys: list[Key], states: list[State], segment: Segment) -> None:
+    def _level(self, level: int, keys: list[Key], states: list[State], plain: bool = False) -> None:
+        variants = (self.engine.as_trained[level],) if plain else self.engine.variants(level)
         for image, _ in keys:
-            self.macs[image] += segment.macs
+            self.macs[image] += variants[0].macs
         done = 0
-        chunk = self.limit.get(level) or self._rows_at_once(segment)
+        chunk = self.limit.get(level) or self._rows_at_once(variants)
         while done < len(keys):
-            part = slice(done, min(done + chunk, len(keys)))
+            part = slice(done, done + chunk)
+            variant = variants[0] if plain else self.engine.variant(level, states[part])
+            requests = [(image, state) for (image, _), state in zip(keys[part], states[part], strict=True)]
+            rows = {n: self._rows(n, requests) for n in variant.inputs}
+            together = min((rows[n].together for n in variant.inputs if n not in variant.lazy), default=0)
+            if 3 * together >= chunk:  # rather fewer rows than a copy of them
+                requests = requests[:together]
             try:
-                outputs = self._chunk(keys[part], states[part], segment)
+                outputs = self._chunk(requests, rows, variant)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or chunk == 1:
                     raise
-                chunk = self.limit[level] = max(1, min(chunk, len(keys) - done) // 2)
+                chunk = self.limit[level] = max(1, len(requests) // 2)
                 continue
-            self.store.put(level, keys[part], dict(zip(segment.outputs, outputs, strict=True)))
+            end = done + len(requests)
+            self.store.put(level, keys[done:end], dict(zip(variant.outputs, outputs, strict=True)))
             del outputs  # where rows are put apart, the next chunk has its place
-            done = part.stop
+            done = end
 
-    def _chunk(self, keys: list[Key], states: list[State], segment: Segment) -> tuple[Tensor, ...]:
-        requests = [(image, state) for (image, _), state in zip(keys, states, strict=True)]
-        rows = {n: self._rows(n, requests) for n in segment.inputs}
-        values = [rows[n] if n in segment.lazy else rows[n].gather() for n in segment.inputs]
+    def _chunk(self, requests: list[Request], rows: dict[Node, Rows], segment: Segment) -> tuple[Tensor, ...]:
+        some = {n: Rows(r.places[: len(requests)], r.batch) for n, r in rows.items()}
+        values = [some[n] if n in segment.lazy else some[n].gather() for n in segment.inputs]
         with torch.no_grad():
-            return segment(len(keys), states, values)
+            return segment(len(requests), [state for _, state in requests], values)
 
     def _rows(self, n: Node, requests: Sequence[Request]) -> Rows:
         engine = self.engine

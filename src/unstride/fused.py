@@ -4,7 +4,9 @@ Only for float32 on a CPU; the results are those of the separate ops to float ro
 weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
 """
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
+
+from unstride.movers import Batch, Mover, Rows, neighbours
+from unstride.states import State
 
 aten = torch.ops.aten
 _ALONE: dict[Any, tuple[str, list[float]]] = {
@@ -26,6 +31,7 @@ _SEPARATE: dict[str, Callable[..., Tensor]] = {
     "swish": F.silu,
     "hardswish": F.hardswish,
 }
+_LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
 _NEEDED = (
     "_reorder_convolution_weight",
     "_get_mkldnn_serialized_md",
@@ -95,6 +101,50 @@ class FusedConv(nn.Module):
         return _SEPARATE[name](y, *scalars)
 
 
+class MovedDepthwise(nn.Module):
+    """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied."""
+
+    def __init__(
+        self, mover: Mover, weight: Tensor, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+    ) -> None:
+        super().__init__()
+        self.mover = mover
+        assert mover.windows is not None and mover.shift.site is not None
+        stride, _, dilation, groups = args
+        pad = [w.start for w in mover.windows]
+        self.by_start: dict[tuple[int, int], FusedConv] = {}
+        for y, x in itertools.product(*(range(r) for r in mover.shift.site.rate)):
+            taps = Packing(F.pad(weight, (x, 0, y, 0)))
+            self.by_start[y - pad[0], x - pad[1]] = FusedConv(taps, bias, (stride, pad, dilation, groups), act)
+
+    @staticmethod
+    def fits(mover: Mover, weight: Tensor, args: tuple[Any, ...], size: Sequence[int]) -> bool:
+        """Whether every selection gives all the outputs that the mover's windows give, on maps of this size."""
+        stride, dilation, groups = _pair(args[0]), _pair(args[2]), args[3]
+        if mover.windows is None or mover.reach is None or mover.shift.site is None:
+            return False
+        steps = [list(s.values()) for s in mover.shift.steps]
+        depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
+        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1) or steps != [[1], [1]]:
+            return False
+        for a, rate in enumerate(mover.shift.site.rate):
+            taps = weight.shape[2 + a]
+            wanted = (mover.reach[a] - taps) // stride[a] + 1
+            given = [(size[a] + 2 * mover.windows[a].start - taps - s) // stride[a] + 1 for s in range(rate)]
+            if any(count != wanted for count in given):
+                return False
+        return True
+
+    def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
+        places = x.places if isinstance(x, Rows) else tuple((x, r) for r in range(len(states)))
+        starts = [(self.mover.start(s, 0), self.mover.start(s, 1)) for s in states]
+        parts, done = [], 0
+        for t, first, count in neighbours(places, starts):
+            parts.append(self.by_start[starts[done]](t.narrow(0, first, count)))
+            done += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 @dataclass(eq=False)
 class Fuser:
     """Rewrites segments of one network; a weight that several segments use is packed for all of them."""
@@ -111,11 +161,16 @@ class Fuser:
                 continue
             end, other = _sum_after(n)
             end, act = _activation_after(end, (other is not None))
-            packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
-            name = f"conv_{i}"
-            module.add_submodule(name, FusedConv(packing, bias, tuple(args[3:7]), act))
+            name, where = f"conv_{i}", tuple(args[3:7])
+            inputs = (args[0],) if other is None else (args[0], other)
+            mover = _large_mover(module, args[0], weight, where) if other is None else None
+            if mover is not None:
+                module.add_submodule(name, MovedDepthwise(mover, weight, bias, where, act))
+                inputs = args[0].args
+            else:
+                packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
+                module.add_submodule(name, FusedConv(packing, bias, where, act))
             with graph.inserting_before(end):  # where everything it reads is there
-                inputs = (args[0],) if other is None else (args[0], other)
                 fused = graph.call_module(name, inputs)
             fused.meta = dict(end.meta)
             end.replace_all_uses_with(fused)
@@ -125,12 +180,21 @@ class Fuser:
         return module
 
 
+def _large_mover(module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]) -> Mover | None:
+    """What moves a large operand for one convolution alone, if that could move its taps instead."""
+    mover = module.get_submodule(str(operand.target)) if operand.op == "call_module" else None
+    if not isinstance(mover, Mover) or _only_user(operand) is None:
+        return None
+    shape = operand.args[0].meta["val"].shape[1:]  # type: ignore[union-attr]
+    large = math.prod(shape) * weight.itemsize >= _LARGE
+    return mover if large and MovedDepthwise.fits(mover, weight, where, shape[1:]) else None
+
+
 def _spend(module: GraphModule) -> None:
     """A sum may be written over its other operand where a packed convolution made that and it is read last here."""
     order = {n: i for i, n in enumerate(module.graph.nodes)}
-    convs = {
-        n: c for n in order if n.op == "call_module" and isinstance(c := module.get_submodule(n.target), FusedConv)
-    }
+    made = {n: module.get_submodule(n.target) for n in order if n.op == "call_module"}
+    convs = {n: c for n, c in made.items() if isinstance(c, FusedConv)}
     for n, conv in convs.items():
         other: Any = n.args[1] if len(n.args) > 1 else None
         if other in convs and n.args[0] is not other:

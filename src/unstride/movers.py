@@ -31,25 +31,27 @@ class Rows:
     places: tuple[tuple[Tensor, int], ...]
     batch: Batch
 
+    @property
+    def together(self) -> int:
+        """How many of the first rows lie one after the other in one tensor."""
+        return neighbours(self.places, [0] * len(self.places))[0][2]
+
     def gather(self) -> Tensor:
         dim, m = self.batch.dim, self.batch.factor
-        first = self.places[0][0]
-        runs = _together(self.places, [0] * len(self.places))
-        if len(runs) > 1 and m == 1 and all(t is first for t, _ in self.places):
-            return first.index_select(dim, torch.tensor([r for _, r in self.places], device=first.device))
-        pieces = [t.narrow(dim, start * m, count * m) for t, start, count in runs]
+        found = neighbours(self.places, [0] * len(self.places))
+        pieces = [t.narrow(dim, start * m, count * m) for t, start, count in found]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _together(places: Sequence[tuple[Tensor, int]], starts: Sequence[Any]) -> list[tuple[Tensor, int, int]]:
+def neighbours(places: Sequence[tuple[Tensor, int]], starts: Sequence[Any]) -> list[tuple[Tensor, int, int]]:
     """Neighbouring rows of one tensor that start at the same place: (tensor, first row, how many)."""
-    runs: list[tuple[Tensor, int, int]] = []
+    found: list[tuple[Tensor, int, int]] = []
     for j, (t, r) in enumerate(places):
-        if runs and runs[-1][0] is t and runs[-1][1] + runs[-1][2] == r and starts[j] == starts[j - 1]:
-            runs[-1] = (t, runs[-1][1], runs[-1][2] + 1)
+        if found and found[-1][0] is t and found[-1][1] + found[-1][2] == r and starts[j] == starts[j - 1]:
+            found[-1] = (t, found[-1][1], found[-1][2] + 1)
         else:
-            runs.append((t, r, 1))
-    return runs
+            found.append((t, r, 1))
+    return found
 
 
 class Mover(nn.Module):
@@ -97,7 +99,7 @@ class Mover(nn.Module):
         out = _empty(shape, sample)
         starts = [(self.start(s, 0), self.start(s, 1)) for s in states]
         j = 0
-        for t, r, count in _together(places, starts):
+        for t, r, count in neighbours(places, starts):
             self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j])
             j += count
         return out

@@ -107,8 +107,8 @@ class Cutter:
         cut = GraphModule(self.root, builder.out, f"Level{level}")
         as_cut = live_bytes(cut.graph)
         module = self.run_segment(cut)
-        size = live_bytes(module.graph) if isinstance(module, GraphModule) else as_cut
-        largest = max(n.meta.get("bytes", 0) for n in cut.graph.nodes)
+        graph = module.graph if isinstance(module, GraphModule) else cut.graph
+        size, largest = live_bytes(graph), max(n.meta.get("bytes", 0) for n in graph.nodes)
         return Segment(level, module, inputs, lazy, outputs, macs, size, as_cut, largest)
 
     def size(self, n: Node) -> int:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unstride
-from unstride.fused import FusedConv, Packing, available
+from unstride import fused as fused_module
+from unstride.fused import FusedConv, MovedDepthwise, Packing, available
 
 pytestmark = pytest.mark.skipif(
     not available(torch.device("cpu"), torch.float32), reason="this build of torch has no oneDNN"
@@ -153,3 +154,43 @@ def test_autocast_is_honoured(act: str) -> None:
     assert not torch.equal(cast.float(), exact)
     torch.testing.assert_close(fresh, cast)
     torch.testing.assert_close(better(images), exact)
+
+
+class Depthwise(nn.Module):
+    """A strided depthwise convolution of some size and padding between two layers."""
+
+    def __init__(self, taps: int, stride: int, pad: int, groups: int = 8) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 2, 1)
+        self.deep = nn.Conv2d(8, 8, taps, stride, pad, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu6(self.deep(F.relu(self.stem(x))))).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "size", "taken"),
+    [
+        (Depthwise(3, 2, 1), 64, True),
+        (Depthwise(5, 2, 2), 64, True),
+        (Depthwise(3, 3, 1), 66, True),  # 33 cells: two more taps before the others still fit
+        (Depthwise(3, 2, 1), 66, False),  # 33 cells: one more tap, one output fewer
+        (Depthwise(3, 2, 1, groups=1), 64, False),
+    ],
+    ids=["3x3", "5x5", "stride 3", "odd map", "dense"],
+)
+def test_taps_are_moved_instead_of_a_large_map(
+    net: nn.Module, size: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(3, 3, size, size)
+    literal = unstride.enhance(net.eval(), images[:1], budget=16, layers=(1, 2), optimise=False)
+    for large, used in ((1, taken), (1 << 20, False)):
+        monkeypatch.setattr(fused_module, "_LARGE", large)
+        fast = unstride.enhance(net, images[:1], budget=16, layers=(1, 2))
+        parts = [m for s in fast.plan.engine.moved for m in s.module.modules()]
+        assert any(isinstance(m, MovedDepthwise) for m in parts) == used
+        for n in (1, 3):
+            torch.testing.assert_close(fast(images[:n]), literal(images[:n]), rtol=1e-5, atol=1e-5)
+        with torch.autocast("cpu"):
+            assert torch.isfinite(fast(images)).all()
