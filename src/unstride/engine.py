@@ -305,12 +305,15 @@ class Run:
         chunk = self.limit.get(level) or self._rows_at_once(variants)
         while done < len(keys):
             part = slice(done, done + chunk)
-            variant = variants[0] if plain else self.engine.variant(level, states[part])
             requests = [(image, state) for (image, _), state in zip(keys[part], states[part], strict=True)]
+            variant = variants[0] if plain else self.engine.variant(level, states[part])
             rows = {n: self._rows(n, requests) for n in variant.inputs}
-            together = min((rows[n].together for n in variant.inputs if n not in variant.lazy), default=0)
-            if 3 * together >= chunk:  # rather fewer rows than a copy of them
-                requests = requests[:together]
+            if variant is self.engine.as_trained[level]:
+                together = min((r.together for r in rows.values()), default=len(requests))
+                if together * variant.largest >= self.engine.tensor_bytes // 3:  # enough rows: rather fewer than a copy
+                    requests = requests[:together]
+                elif together < len(requests) and not plain:
+                    variant = self.engine.moved[level]  # copies too, but frees each operand after its use
             try:
                 outputs = self._chunk(requests, rows, variant)
             except (RuntimeError, MemoryError) as error:

@@ -159,6 +159,7 @@ def test_what_a_level_does_not_move_runs_as_trained_and_is_not_copied(monkeypatc
     better = unstride.enhance(net, images[:1], budget=4, layers=(1,))
     engine, seen = better.prepare(images).engine, []
     chunk = Run._chunk
+    monkeypatch.setattr(Run, "_rows_at_once", lambda run, variants: 6)
 
     def watch(run: Run, requests: Any, rows: Any, segment: Any) -> Any:
         seen.append(segment)
