@@ -41,7 +41,7 @@ def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstr
         found = find_layers(graph)
         if way in WAYS[2:] and mostly_convolutions(found):
             graph = channels_last(graph)
-            run_segment = Fuser() if way == "packed" and available(graph.device, graph.dtype) else as_it_is
+            run_segment = Fuser(found.layers) if way == "packed" and available(graph.device, graph.dtype) else as_it_is
         run_segment = compile_segment if way == "compiled" else run_segment
         return make_plan(graph, found, better.task, better.space, better.max_bytes, run_segment)
 

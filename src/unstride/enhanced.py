@@ -86,7 +86,7 @@ class Enhanced(nn.Module):
         found = find_layers(graph)
         if self._optimise and mostly_convolutions(found):
             graph = channels_last(graph)
-            run_segment = Fuser() if available(graph.device, graph.dtype) else as_it_is
+            run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
         if self._optimise == "compile":
             run_segment = compile_segment
         return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 
 from unstride.movers import Batch, Mover, Rows, neighbours
 from unstride.states import State
+from unstride.subsampling import SubsamplingLayer
 
 aten = torch.ops.aten
 _ALONE: dict[Any, tuple[str, list[float]]] = {
@@ -102,7 +103,10 @@ class FusedConv(nn.Module):
 
 
 class MovedDepthwise(nn.Module):
-    """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied."""
+    """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied.
+
+    The same numbers, as long as the map is finite.
+    """
 
     def __init__(
         self, mover: Mover, weight: Tensor, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
@@ -118,19 +122,23 @@ class MovedDepthwise(nn.Module):
             self.by_start[y - pad[0], x - pad[1]] = FusedConv(taps, bias, (stride, pad, dilation, groups), act)
 
     @staticmethod
-    def fits(mover: Mover, weight: Tensor, args: tuple[Any, ...], size: Sequence[int]) -> bool:
+    def fits(
+        mover: Mover, layers: Sequence[SubsamplingLayer], weight: Tensor, args: tuple[Any, ...], size: Sequence[int]
+    ) -> bool:
         """Whether every selection gives all the outputs that the mover's windows give, on maps of this size."""
         stride, dilation, groups = _pair(args[0]), _pair(args[2]), args[3]
         if mover.windows is None or mover.reach is None or mover.shift.site is None:
             return False
-        steps = [list(s.values()) for s in mover.shift.steps]
+        steps, rate = mover.shift.steps, mover.shift.site.rate
         depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
-        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1) or steps != [[1], [1]]:
+        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1):
             return False
-        for a, rate in enumerate(mover.shift.site.rate):
+        if any(list(s.values()) != [1] for s in steps) or any(layers[k - 1].rate != rate for s in steps for k in s):
+            return False  # other sites of the layer may thin out more
+        for a in (0, 1):
             taps = weight.shape[2 + a]
             wanted = (mover.reach[a] - taps) // stride[a] + 1
-            given = [(size[a] + 2 * mover.windows[a].start - taps - s) // stride[a] + 1 for s in range(rate)]
+            given = [(size[a] + 2 * mover.windows[a].start - taps - s) // stride[a] + 1 for s in range(rate[a])]
             if any(count != wanted for count in given):
                 return False
         return True
@@ -149,6 +157,7 @@ class MovedDepthwise(nn.Module):
 class Fuser:
     """Rewrites segments of one network; a weight that several segments use is packed for all of them."""
 
+    layers: Sequence[SubsamplingLayer] = ()
     packings: dict[tuple[Any, ...], Packing] = field(default_factory=dict)
 
     def __call__(self, module: nn.Module) -> nn.Module:
@@ -163,7 +172,7 @@ class Fuser:
             end, act = _activation_after(end, (other is not None))
             name, where = f"conv_{i}", tuple(args[3:7])
             inputs = (args[0],) if other is None else (args[0], other)
-            mover = _large_mover(module, args[0], weight, where) if other is None else None
+            mover = self._large_mover(module, args[0], weight, where) if other is None else None
             if mover is not None:
                 module.add_submodule(name, MovedDepthwise(mover, weight, bias, where, act))
                 inputs = args[0].args
@@ -173,21 +182,22 @@ class Fuser:
             with graph.inserting_before(end):  # where everything it reads is there
                 fused = graph.call_module(name, inputs)
             fused.meta = dict(end.meta)
+            if mover is not None:  # parts, and all of them together
+                fused.meta["bytes"] = 2 * end.meta.get("bytes", 0)
             end.replace_all_uses_with(fused)
         graph.eliminate_dead_code()
         _spend(module)
         module.recompile()
         return module
 
-
-def _large_mover(module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]) -> Mover | None:
-    """What moves a large operand for one convolution alone, if that could move its taps instead."""
-    mover = module.get_submodule(str(operand.target)) if operand.op == "call_module" else None
-    if not isinstance(mover, Mover) or _only_user(operand) is None:
-        return None
-    shape = operand.args[0].meta["val"].shape[1:]  # type: ignore[union-attr]
-    large = math.prod(shape) * weight.itemsize >= _LARGE
-    return mover if large and MovedDepthwise.fits(mover, weight, where, shape[1:]) else None
+    def _large_mover(self, module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]) -> Mover | None:
+        """What moves a large operand for one convolution alone, if that could move its taps instead."""
+        mover = module.get_submodule(str(operand.target)) if operand.op == "call_module" else None
+        if not isinstance(mover, Mover) or _only_user(operand) is None:
+            return None
+        shape = operand.args[0].meta["val"].shape[1:]  # type: ignore[union-attr]
+        large = math.prod(shape) * weight.itemsize >= _LARGE
+        return mover if large and MovedDepthwise.fits(mover, self.layers, weight, where, shape[1:]) else None
 
 
 def _spend(module: GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import fused as fused_module
+from unstride.benching import peak_bytes
+from unstride.engine import Run
 from unstride.fused import FusedConv, MovedDepthwise, Packing, available
 
 pytestmark = pytest.mark.skipif(
@@ -194,3 +197,60 @@ def test_taps_are_moved_instead_of_a_large_map(
             torch.testing.assert_close(fast(images[:n]), literal(images[:n]), rtol=1e-5, atol=1e-5)
         with torch.autocast("cpu"):
             assert torch.isfinite(fast(images)).all()
+
+
+class Unequal(nn.Module):
+    """Two sites of one layer, of which the other thins out more along a row than the depthwise one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.deep = nn.Conv2d(3, 8, 3, 1, 1), nn.Conv2d(8, 8, 3, 2, 1, groups=8)
+        self.wide, self.head = nn.Conv2d(8, 8, 3, (2, 4), 1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        y = F.relu(self.deep(x))
+        z = F.interpolate(self.wide(x), size=y.shape[-2:])
+        return self.head(F.relu(y + z).mean((2, 3)))
+
+
+def test_taps_stay_where_another_site_of_the_layer_moves_farther(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused_module, "_LARGE", 1)
+    net, images = Unequal().eval(), torch.randn(2, 3, 32, 48)
+    fast, literal = (unstride.enhance(net, images[:1], budget=8, optimise=o) for o in (True, False))
+    assert fast.plan.found.layers[0].rate == (2, 4)
+    torch.testing.assert_close(fast(images), literal(images), rtol=1e-5, atol=1e-5)
+
+
+class Thick(nn.Module):
+    """What follows the depthwise convolution is small beside it; a second output keeps its level from running as
+    trained.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.d = nn.Conv2d(3, 64, 3, 2, 1), nn.Conv2d(64, 64, 3, 2, 1, groups=64)
+        self.e, self.f, self.g = nn.Conv2d(64, 8, 1), nn.Conv2d(8, 8, 3, 2, 1), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu6(self.d(F.relu(self.a(x))))
+        return self.g(F.relu(self.f(self.e(y))).mean((2, 3))), y.mean((2, 3))
+
+
+def test_parts_of_a_depthwise_convolution_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, images = Thick().eval(), torch.randn(1, 3, 256, 256)
+    better = unstride.enhance(net, images, budget=16, layers=(1, 2, 3))
+    better(images)
+    assert any(isinstance(m, MovedDepthwise) for m in better.plan.engine.moved[2].module.modules())
+    level, measured = Run._level, []
+
+    def watch(run: Run, k: int, keys: Any, states: Any, plain: bool = False) -> None:
+        real = peak_bytes(lambda: level(run, k, keys, states, plain))
+        if k == 2 and not plain:
+            measured.append(real / run._chunk_bytes(k, len(keys)))
+
+    monkeypatch.setattr(Run, "_level", watch)
+    better(images)
+    assert measured and max(measured) <= 1.1
