@@ -47,7 +47,7 @@ class WeightedMean:
             self.total = _filled(self.count, f, 0.0)
             self.weight = f.new_zeros((self.count, 1, *f.shape[2:]))
         scale = weight.view(len(f), 1, *(weight.shape[1:] or [1] * (f.ndim - 2)))
-        if offset is None or f.ndim == 2:
+        if offset is None or offset.still or f.ndim == 2:
             self.total[images].addcmul_(f, scale)
             self.weight[images].add_(scale)
         else:
@@ -185,17 +185,18 @@ class Attended:
 
     def value(self, images: slice | list[int] = ALL) -> Tensor:
         chosen = range(self.count)[images] if isinstance(images, slice) else images
-        return torch.stack([self._value(i) for i in chosen])
+        out = _filled(len(chosen), self.maps[chosen[0]][0][None], 0.0)
+        for i, total in zip(chosen, out, strict=True):
+            self._add_up(i, total)
+        return out
 
-    def _value(self, image: int) -> Tensor:
-        maps = self.maps[image]
-        if len(maps) == 1:  # budget 1 is the model, whatever was learned
-            return maps[0]
-        total, attended = torch.zeros_like(maps[0]), torch.zeros_like(maps[0])
+    def _add_up(self, image: int, total: Tensor) -> None:
+        maps, attended = self.maps[image], torch.zeros_like(total)
         for f, got in zip(maps, self._received(image)[0], strict=True):  # one by one: no second copy of all maps
             total += f
             attended.addcmul_(got, f)
-        return total / len(maps) + self.attention.out.view(-1, *[1] * (total.ndim - 1)) * attended
+        if len(maps) > 1:  # budget 1 is the model, whatever was learned
+            total.div_(len(maps)).addcmul_(self.attention.out.view(-1, *[1] * (total.ndim - 1)), attended)
 
     def criteria(self, image: int) -> list[float]:
         with torch.no_grad():

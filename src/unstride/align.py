@@ -31,6 +31,10 @@ class Offset:
             fraction.append(max(0.0, ratio - k) if abs(ratio - k) > 1e-6 else 0.0)
         return cls((cells[0], cells[1]), (fraction[0], fraction[1]))
 
+    @property
+    def still(self) -> bool:
+        return self.cells == (0, 0) and self.fraction == (0.0, 0.0)
+
     def taps(self) -> list[tuple[int, int, float]]:
         """(rows, columns, weight) of the up to four cells that a moved map is made of."""
         out = []
@@ -51,6 +55,8 @@ def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
 
 def align(f: Tensor, offset: Offset) -> Tensor:
     """Align maps (..., H, W) with zeros where it has no source: the paper's border rule."""
+    if offset.still:
+        return f
     out = torch.zeros_like(f)
     add_aligned(out, f, offset)
     return out
@@ -74,8 +80,10 @@ _small_coverage = functools.lru_cache(maxsize=1024)(_coverage)  # few states and
 
 def align_covered(f: Tensor, offset: Offset) -> Tensor:
     """Align maps and divide by their coverage: at the border the nearest cell goes on."""
+    if offset.still:
+        return f
     part = coverage((f.shape[-2], f.shape[-1]), offset, f)
-    return align(f, offset) / part.clamp(min=1e-12)
+    return align(f, offset).div_(part.clamp(min=1e-12))
 
 
 def to_map(value: Tensor, grid: Grid) -> Tensor:
