@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unstride.align import Offset, add_aligned, align, align_covered, coverage
+from unstride.movers import _empty
 
 BORDERS = ("renormalise", "zeros")
 ALL = slice(None)
@@ -103,9 +104,7 @@ class Maximum:
 
 def _filled(count: int, like: Tensor, value: float) -> Tensor:
     """A tensor (count, ...) laid out as `like` (R, ...): sums over slices of maps are slow in another layout."""
-    out = like.new_full((count, *like.shape[1:]), value)
-    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last)
-    return out.to(memory_format=torch.channels_last) if last else out
+    return _empty([count, *like.shape[1:]], like).fill_(value)
 
 
 class Attention(nn.Module):

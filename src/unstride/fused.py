@@ -157,7 +157,7 @@ class MovedDepthwise(nn.Module):
 class Fuser:
     """Rewrites segments of one network; a weight that several segments use is packed for all of them."""
 
-    layers: Sequence[SubsamplingLayer] = ()
+    layers: Sequence[SubsamplingLayer]
     packings: dict[tuple[Any, ...], Packing] = field(default_factory=dict)
 
     def __call__(self, module: nn.Module) -> nn.Module:

@@ -157,7 +157,7 @@ class _Step:
                     given = sums.add_by_entropy(images, maps[k][rows], offset).flatten(1).mean(1)
                     weights = given if k == 0 else weights
                 else:
-                    sums.add(images, maps[k][rows], sure[rows], offset)
+                    sums.add(images, maps[k][rows], weights, offset)
             each = range(len(requests))[rows]
             for row, image, weight in zip(each, self.runs[images], weights.tolist(), strict=True):
                 image.weights.append(weight)
