@@ -15,7 +15,9 @@ from unstride.positions import op_name
 from unstride.subsampling import Subsampling
 
 aten = torch.ops.aten
-_NOTHING = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout", "native_dropout")
+_NOTHING = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout")
+_FILLED = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+_EVERYTHING = 2**63 - 1  # how a trace writes the end of a slice without one
 _NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
@@ -38,16 +40,42 @@ def optimise(graph: Graph) -> Graph:
             graph.fx.erase_node(n)
         elif name in ("view", "_unsafe_view"):  # a dropped copy may leave a value that cannot be viewed
             n.target = aten.reshape.default
-        elif name in _NOTHING and isinstance(n.args[0], Node) and not _halves(n):
+        elif n.args and isinstance(n.args[0], Node) and _changes_nothing(n):
             swap(n, n.args[0])
+        elif name in _FILLED and isinstance(n.args[0], Node):
+            _detach(graph, n, swap)
         elif name in _NORMS:
             _fold(graph, n, constants, swap)
     graph.fx.eliminate_dead_code()
     return replace(graph, constants=constants, leaves=tuple(leaves))
 
 
-def _halves(n: Node) -> bool:
-    return op_name(n) == "native_dropout" and any(is_getitem(u) for u in n.users)
+def _changes_nothing(n: Node) -> bool:
+    """Whether an op gives back what it reads: a copy, a pad by nothing, a slice of everything."""
+    name, args = op_name(n), list[Any](n.args)
+    if name == "native_dropout":
+        return not any(is_getitem(u) for u in n.users)
+    if name in ("pad", "constant_pad_nd"):
+        return not any(args[1])
+    if name == "slice":
+        source, dim, start, end, step = args + [0, None, None, 1][len(args) - 1 :]
+        size = source.meta["val"].shape[dim]
+        last = size if isinstance(size, int) else _EVERYTHING
+        return start in (None, 0) and step == 1 and (end is None or (isinstance(end, int) and end >= last))
+    return name in _NOTHING
+
+
+def _detach(graph: Graph, n: Node, swap: Any) -> None:
+    """A constant in the likeness of a value no longer reads that value, so what is made of it is constant too."""
+    like = n.meta["val"]
+    if all(isinstance(size, int) for size in like.shape):
+        fill: Any = n.args[-1] if "full" in op_name(n) else float("ones" in op_name(n))
+        with graph.fx.inserting_before(n):
+            made = graph.fx.call_function(
+                aten.full.default, (list(like.shape), fill), {"dtype": like.dtype, "device": like.device}
+            )
+        made.meta = dict(n.meta)
+        swap(n, made)
 
 
 def _fold(graph: Graph, norm: Node, constants: dict[str, Tensor], swap: Any) -> None:

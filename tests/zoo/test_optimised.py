@@ -7,7 +7,7 @@ import torchvision
 import unstride
 
 QUICK = ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1"]
-SLOW = ["mobilenet_v2", "efficientnet_b0", "densenet121", "mnasnet0_5", "regnet_y_400mf"]
+SLOW = ["mobilenet_v2", "efficientnet_b0", "densenet121", "mnasnet0_5", "regnet_y_400mf", "swin_t"]
 
 
 @pytest.mark.parametrize("name", QUICK + [pytest.param(n, marks=pytest.mark.slow) for n in SLOW])

@@ -1,0 +1,55 @@
+"""Graph rewritings: what gives back what it reads is removed, what does not depend on the image becomes a constant."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import unstride
+from unstride.capture import capture
+from unstride.optimise import optimise
+from unstride.positions import op_name
+
+
+class Windowed(nn.Module):
+    """A mask drawn anew at every call, as Swin does, with pads and slices that change nothing, and some that do."""
+
+    def __init__(self, pad: int) -> None:
+        super().__init__()
+        self.stem, self.down = nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 2, 2)
+        self.head = nn.Linear(8, 5)
+        self.pad = pad
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(self.stem(x), (0, self.pad, 0, self.pad))
+        mask = x.new_zeros((x.shape[2], x.shape[3]))
+        mask[:3, 2:] = 1.0
+        x = x * (mask != 0) + torch.full_like(x[:1, :1], 0.25) + torch.zeros_like(x)
+        x = x[:, :, : x.shape[2] - self.pad, : x.shape[3] - self.pad]
+        return self.head(self.down(x).relu().mean((2, 3)))
+
+
+def ops(net: nn.Module, images: Tensor) -> list[str]:
+    return [op_name(n) for n in optimise(capture(net, images)).fx.nodes if n.op == "call_function"]
+
+
+def test_a_mask_is_constant_and_empty_pads_and_slices_are_gone() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(3, 3, 32, 32)
+    for pad in (0, 1):
+        net = Windowed(pad).eval()
+        fast, literal = (unstride.enhance(net, images[:1], budget=10, optimise=o) for o in (True, False))
+        torch.testing.assert_close(fast(images), literal(images), rtol=1e-5, atol=1e-5)
+        segments = fast.prepare(images).engine.as_trained
+        run = [op_name(n) for s in segments for n in s.module.graph.nodes if n.op == "call_function"]
+        assert not any("scatter" in name or name.startswith(("new_", "fill", "ne")) for name in run)
+        assert run.count("pad") == (1 if pad else 0)
+        assert run.count("slice") == (2 if pad else 0)
+
+
+def test_what_depends_on_the_number_of_images_stays() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    names = ops(Windowed(0).eval(), images[:1])
+    assert "zeros_like" in names and "full" in names
+    net = Windowed(0).eval()
+    better = unstride.enhance(net, images[:1], budget=1)
+    torch.testing.assert_close(better(images), net(images), rtol=1e-5, atol=1e-5)
