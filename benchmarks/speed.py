@@ -216,8 +216,8 @@ def write(out: Path, rows: list[dict[str, Any]], how: str) -> None:
     page = [
         "# Speed, measured",
         "",
-        "Made by `make bench`: random weights, 224 px, medians of rounds in turns. Times are multiples of the plain",
-        "eager forward of the same batch in the same run; the reference implementation was measured separately.",
+        "Made by `make bench`: random weights, 224 px, medians over rounds in turns. Times are multiples of the plain",
+        "eager forward of the same batch in the same round; the reference implementation was measured separately.",
     ]
     page += ["", "- " + "\n- ".join(dict.fromkeys(r["how"] for r in merged))]
     seconds = {r["net"]: r["capture_seconds"] for r in merged if "capture_seconds" in r}

@@ -3,7 +3,7 @@
     result = bench(model, torch.randn(1, 3, 224, 224), budgets=(4, 10), batches=(1, 8))
     result.rows[0].time, result.rows[0].macs, result.rows[0].tta
 
-All figures are ratios of medians within one run; what is compared takes turns, so that a busy machine slows it all.
+All figures are medians of ratios within one run; what is compared takes turns, so that a busy machine slows it all.
 """
 
 from __future__ import annotations
@@ -93,24 +93,25 @@ class Bench:
 def interleaved(
     plain: Call, calls: Mapping[str, Call], repeats: int, device: torch.device | None = None
 ) -> tuple[float, dict[str, float]]:
-    """Median seconds of `plain`, and of each call as a multiple of that.
+    """Median seconds of `plain`, and of each call as a multiple of that: the median over rounds, each by its own plain.
 
-    All take turns, and `plain`, the shortest, goes before each of the others: the more often, the better its median.
-    Short calls are repeated in a row, because a long call meets every hiccup of the machine and a short one few. A
-    first call of each, which sets things up, is not counted.
+    All take turns, and `plain`, the shortest, goes before each of the others: a busy minute slows whole rounds, and the
+    more often it is measured, the better its median. Short calls are repeated in a row, because a long call meets every
+    hiccup of the machine and a short one few. A first call of each, which sets things up, is not counted.
     """
     if repeats < 1:
         raise OptionError(f"repeats: got {repeats}, wanted at least 1")
     plains: list[float] = []
-    others: dict[str, list[float]] = {name: [] for name in calls}
+    ratios: dict[str, list[float]] = {name: [] for name in calls}
     for call in (plain, *calls.values()):
         call()
     for _ in range(repeats):
-        for name, call in calls.items():
-            plains.append(_seconds(plain, device))
-            others[name].append(_seconds(call, device))
-    usual = median(plains)
-    return usual, {name: median(values) / usual for name, values in others.items()}
+        turns = [(_seconds(plain, device), _seconds(call, device)) for call in calls.values()]
+        usual = median(own for own, _ in turns)
+        plains.append(usual)
+        for name, (_, seconds) in zip(calls, turns, strict=True):
+            ratios[name].append(seconds / usual)
+    return median(plains), {name: median(values) for name, values in ratios.items()}
 
 
 def _seconds(call: Call, device: torch.device | None) -> float:

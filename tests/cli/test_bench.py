@@ -109,6 +109,14 @@ def test_short_calls_are_repeated_in_a_row_and_long_ones_are_not(monkeypatch):
     assert ratios["long"] == pytest.approx(5.0)
 
 
+def test_each_round_is_held_against_its_own_plain(monkeypatch):
+    spent = iter([1.0, 3.0, 2.0, 2.0, 4.0, 4.0])  # plain, call; slower and slower
+    monkeypatch.setattr("unstride.benching._seconds", lambda call, device: next(spent))
+    plain, ratios = interleaved(lambda: None, {"call": lambda: None}, repeats=3)
+    assert plain == 2.0
+    assert ratios == {"call": 1.0}  # not 3 / 2, the ratio of the medians
+
+
 def test_the_models_mode_and_weights_stay():
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model.train()
