@@ -1,4 +1,4 @@
-"""Exact graph optimisations: batch norm folded into convolutions, copies removed, memory laid out channels last.
+"""Exact graph optimisations: batch norm folded, what changes nothing removed, constants made once, channels last.
 
 Results stay equal to float rounding. `enhance(..., optimise=False)` runs the graph as it was captured.
 """

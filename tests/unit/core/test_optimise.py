@@ -28,10 +28,6 @@ class Windowed(nn.Module):
         return self.head(self.down(x).relu().mean((2, 3)))
 
 
-def ops(net: nn.Module, images: Tensor) -> list[str]:
-    return [op_name(n) for n in optimise(capture(net, images)).fx.nodes if n.op == "call_function"]
-
-
 def test_a_mask_is_constant_and_empty_pads_and_slices_are_gone() -> None:
     torch.manual_seed(0)
     images = torch.randn(3, 3, 32, 32)
@@ -47,9 +43,8 @@ def test_a_mask_is_constant_and_empty_pads_and_slices_are_gone() -> None:
 
 
 def test_what_depends_on_the_number_of_images_stays() -> None:
-    images = torch.randn(2, 3, 32, 32)
-    names = ops(Windowed(0).eval(), images[:1])
+    net, images = Windowed(0).eval(), torch.randn(2, 3, 32, 32)
+    names = [op_name(n) for n in optimise(capture(net, images[:1])).fx.nodes if n.op == "call_function"]
     assert "zeros_like" in names and "full" in names
-    net = Windowed(0).eval()
     better = unstride.enhance(net, images[:1], budget=1)
     torch.testing.assert_close(better(images), net(images), rtol=1e-5, atol=1e-5)
