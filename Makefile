@@ -18,6 +18,7 @@ test: setup
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -q -n 2 --dist worksteal
 
 # thousands of random networks, whole zoos, long fits

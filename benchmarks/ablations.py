@@ -19,13 +19,13 @@ import torch
 from benchmarks.nets import HALF, IMAGENET, cifar, imagenet
 from unstride.data import Dataset
 from unstride.data import load as load_data
-from unstride.evaluation import Row
-from unstride.images import Preprocess
 from unstride.models import Loaded
 from unstride.paper import Cell, Exhibit, Result, Run, Value
 from unstride.paper.figures import STATES
 from unstride.paper.render import picture
 from unstride.paper.reproducing import Job
+from unstride.proof import Row
+from unstride.views.images import Preprocess
 
 NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
 DATA = {"cifar20": "cifar10", "cifar56": "cifar10", "mobilenetv2": "imagenet"}

@@ -31,7 +31,7 @@ import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
-from unstride.states import State  # noqa: E402
+from unstride.geometry.states import State  # noqa: E402
 
 CORE = [
     "capture",

@@ -56,7 +56,7 @@ def run_pass(net: str, config: str, assets: Path, cache: Path, limit: int | None
     for i in range(0, len(x), BATCH):
         file = folder / f"{i:06d}.safetensors"
         if not file.exists():
-            _, logits, explained, costs = better._run(x[i : i + BATCH], budgets, explain=True)
+            _, logits, explained, costs = better.run(x[i : i + BATCH], budgets, explain=True)
             tensors = {f"logits{b}": v.contiguous() for b, v in logits.items()}
             tensors |= {f"cost{b}": torch.tensor(v) for b, v in costs.items()}
             tensors["tops"] = torch.tensor([[int(s.logits.argmax()) for s in p.states] for p in explained])

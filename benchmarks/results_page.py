@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unstride.aggregate import entropy
-from unstride.evaluation.metrics import Gain, bootstrap, compare, score, summarise
-from unstride.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
+from unstride.procedure.aggregate import entropy
+from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
+from unstride.proof.metrics import Gain, bootstrap, compare, score, summarise
 
 STEPS = (1, 4, 7, 10)
 RULES: tuple[Stop, ...] = (

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 import unstride
 from benchmarks.speed import NETS
 from unstride import models
-from unstride.benching import interleaved
-from unstride.capture import Graph, capture
-from unstride.compiled import compile_segment
-from unstride.fused import Fuser, available
-from unstride.optimise import channels_last, mostly_convolutions, optimise
-from unstride.segments import as_it_is
-from unstride.subsampling import find_layers
-from unstride.tasks import Plan, make_plan
+from unstride.engine.compiled import compile_segment
+from unstride.engine.fused import Fuser, available
+from unstride.engine.segments import as_it_is
+from unstride.geometry.layers import find_layers
+from unstride.graph.capture import Graph, capture
+from unstride.graph.optimise import channels_last, mostly_convolutions, optimise
+from unstride.procedure.tasks import Plan, make_plan
+from unstride.proof.benching import interleaved
 
 WAYS = ("as captured", "folded", "channels last", "packed", "compiled")
 
@@ -46,7 +46,7 @@ def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstr
         return make_plan(graph, found, better.task, better.space, better.max_bytes, run_segment)
 
     better = unstride.enhance(model, example, budget, optimise=False)
-    better._plans.clear()
+    better.plans.clear()
     better._plan = MethodType(plan, better)  # type: ignore[method-assign]
     return better
 

@@ -24,9 +24,9 @@ import unstride
 from benchmarks import camvid
 from benchmarks.nets import DeepLabVOC, give
 from unstride import sample
-from unstride.engine import Engine, Request, Run
-from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
-from unstride.fingerprint import fingerprint
+from unstride.engine.engine import Engine, Request, Run
+from unstride.jobs.fingerprint import fingerprint
+from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
 
 BUDGETS = (1, 4, 10)
 WAYS: dict[str, dict[str, object]] = {

@@ -23,14 +23,14 @@ import unstride
 from benchmarks import camvid
 from benchmarks.nets import give
 from benchmarks.segmentation import CAMVID, REGIONS, Scenes, embedded, near_boundary, street
-from unstride.aggregate import ALL, WeightedMean, entropy
-from unstride.align import Offset, align, align_covered, coverage
-from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
-from unstride.fingerprint import fingerprint
-from unstride.search import Search
-from unstride.states import State
-from unstride.stitch import Stitched
-from unstride.tasks import Plan
+from unstride.geometry.states import State
+from unstride.jobs.fingerprint import fingerprint
+from unstride.procedure.aggregate import ALL, WeightedMean, entropy
+from unstride.procedure.align import Offset, align, align_covered, coverage
+from unstride.procedure.search import Search
+from unstride.procedure.stitch import Stitched
+from unstride.procedure.tasks import Plan
+from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
 
 BUDGETS = (4, 10, 20, 64)
 DEFAULT = ("mobilenet", "deeplab", "sample")

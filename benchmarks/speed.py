@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import models
-from unstride.benching import BenchRow, interleaved, measure
+from unstride.proof.benching import BenchRow, interleaved, measure
 
 NETS = {"resnet18": "torchvision:resnet18", "resnet50": "torchvision:resnet50",
         "mobilenet_v2": "torchvision:mobilenet_v2", "swin_t": "torchvision:swin_t"}  # fmt: skip

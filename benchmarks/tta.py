@@ -20,7 +20,7 @@ from torch import Tensor
 
 import unstride
 from benchmarks.nets import HALF, IMAGENET, Bench, cifar, give, imagenet
-from unstride.evaluation.metrics import Scores, compare, score
+from unstride.proof.metrics import Scores, compare, score
 from unstride.tta import TTA, BudgetPair, fitting, methods
 from unstride.tta.cache import Rows
 

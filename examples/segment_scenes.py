@@ -4,7 +4,7 @@ import torch
 
 import unstride
 from unstride import sample
-from unstride.windows import SlidingWindow
+from unstride.procedure.windows import SlidingWindow
 
 model = sample.load_segmenter()
 pictures, masks = sample.segmentation_sample(2)

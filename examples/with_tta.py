@@ -3,7 +3,8 @@
 import torch
 
 import unstride
-from unstride.tta import TTA, policies
+from unstride.tta import TTA
+from unstride.views import policies
 
 loaded = unstride.models.load("sample")
 data = unstride.data.load("sample", loaded.preprocess, limit=48)

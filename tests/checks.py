@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from unstride.capture import Graph, capture, tolerance
-from unstride.engine import Engine
-from unstride.states import State
-from unstride.subsampling import Subsampling, find_layers
+from unstride.engine.engine import Engine
+from unstride.geometry.layers import Subsampling, find_layers
+from unstride.geometry.states import State
+from unstride.graph.capture import Graph, capture, tolerance
 
 STRIDED = {"conv", "max_pool", "avg_pool", "slice", "merge", "resize"}
 

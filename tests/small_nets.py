@@ -10,7 +10,7 @@ from PIL import Image
 
 SOURCE = """
 from torch import nn
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 from unstride.models import Loaded
 
 def net():

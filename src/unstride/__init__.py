@@ -3,34 +3,60 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unstride import _torchvision
-
-_torchvision.ensure_importable()
-
-from unstride.enhanced import Enhanced, enhance  # noqa: E402
-from unstride.prediction import Prediction  # noqa: E402
-from unstride.report import Report, inspect  # noqa: E402
-from unstride.states import State, StateSpace  # noqa: E402
-from unstride.stopping import Agreement, Confident, LowEntropy, Margin  # noqa: E402
+from unstride.compat import moved, torchvision
 
 if TYPE_CHECKING:
     from unstride import data, models, tta
-    from unstride.evaluation import evaluate
-    from unstride.fitting import fit
-    from unstride.saving import load
-    from unstride.selecting import fixed, select_states
+    from unstride.enhanced import Enhanced, enhance, load
+    from unstride.geometry.report import Report, inspect
+    from unstride.geometry.states import State, StateSpace
+    from unstride.learning.fitting import FitReport, fit
+    from unstride.learning.selecting import FixedStates, fixed, select_states
+    from unstride.procedure.prediction import Prediction, Visited
+    from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
+    from unstride.procedure.windows import SlidingWindow
+    from unstride.proof import Row, evaluate, plot_rows, read_rows
+    from unstride.proof.benching import bench
+    from unstride.show import plot_classification, plot_segmentation
+    from unstride.views.images import Preprocess, open_image
 
 __version__ = "0.1.0"
+
+# Where each public name lives. They are loaded when first asked for, so that `import unstride` stays quick.
+_NAMES = {
+    "enhanced": ("Enhanced", "enhance", "load"),
+    "geometry.report": ("Report", "inspect"),
+    "geometry.states": ("State", "StateSpace"),
+    "learning.fitting": ("FitReport", "fit"),
+    "learning.selecting": ("FixedStates", "fixed", "select_states"),
+    "procedure.prediction": ("Prediction", "Visited"),
+    "procedure.stopping": ("Agreement", "Confident", "LowEntropy", "Margin"),
+    "procedure.windows": ("SlidingWindow",),
+    "proof": ("Row", "evaluate", "plot_rows", "read_rows"),
+    "proof.benching": ("bench",),
+    "show": ("plot_classification", "plot_segmentation"),
+    "views.images": ("Preprocess", "open_image"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+_ROOMS = ("data", "models", "tta")
+
 __all__ = [
     "Agreement",
     "Confident",
     "Enhanced",
+    "FitReport",
+    "FixedStates",
     "LowEntropy",
     "Margin",
     "Prediction",
+    "Preprocess",
     "Report",
+    "Row",
+    "SlidingWindow",
     "State",
     "StateSpace",
+    "Visited",
+    "bench",
     "data",
     "enhance",
     "evaluate",
@@ -39,23 +65,22 @@ __all__ = [
     "inspect",
     "load",
     "models",
+    "open_image",
+    "plot_classification",
+    "plot_rows",
+    "plot_segmentation",
+    "read_rows",
     "select_states",
     "tta",
 ]
 
-# Loaded when first asked for, so that `import unstride` stays quick.
-_LATER = {
-    "evaluate": "unstride.evaluation",
-    "fit": "unstride.fitting",
-    "fixed": "unstride.selecting",
-    "load": "unstride.saving",
-    "select_states": "unstride.selecting",
-}
+torchvision.install()
+moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("data", "models", "tta"):
+    if name in _ROOMS:
         return importlib.import_module(f"unstride.{name}")
-    if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+    if name in _HOME:
+        return getattr(importlib.import_module(f"unstride.{_HOME[name]}"), name)
     raise AttributeError(f"module 'unstride' has no attribute {name!r}")

@@ -10,21 +10,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.aggregate import Attention
-from unstride.capture import capture, check_images, frozen_eval
-from unstride.compiled import compile_segment
+from unstride.engine.compiled import compile_segment
+from unstride.engine.fused import Fuser, available
+from unstride.engine.segments import as_it_is
 from unstride.errors import InputError, ModelRaised, OptionError
-from unstride.fused import Fuser, available
-from unstride.optimise import channels_last, mostly_convolutions, optimise
-from unstride.options import Options, validate
-from unstride.prediction import Prediction, Visited, compare_states, moved
-from unstride.procedure import ImageRun, Outcome, finish, run_procedure
-from unstride.search import default_layers
-from unstride.segments import as_it_is
-from unstride.states import State
-from unstride.stopping import Stop
-from unstride.subsampling import find_layers
-from unstride.tasks import Plan, Target, make_plan
+from unstride.geometry.layers import find_layers, mostly_convolutions
+from unstride.geometry.states import State
+from unstride.graph.capture import capture, check_images, frozen_eval
+from unstride.graph.optimise import channels_last, optimise
+from unstride.procedure import saving
+from unstride.procedure.aggregate import Attention
+from unstride.procedure.options import Options, validate
+from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, moved
+from unstride.procedure.run import ImageRun, Outcome, finish, run_procedure
+from unstride.procedure.saving import Saved
+from unstride.procedure.search import default_layers
+from unstride.procedure.stopping import Stop
+from unstride.procedure.tasks import Plan, Target, make_plan
+from unstride.views.images import Preprocess
 
 TOGETHER = 512 << 20  # bytes that images which run together may take
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
@@ -51,12 +54,12 @@ class Enhanced(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.task, self.space, self.max_bytes, self._optimise = task, space, max_bytes, optimise
-        self._asked = options
-        self._plans: dict[Key, Plan] = {}
+        self.task, self.space, self.max_bytes, self.optimise = task, space, max_bytes, optimise
+        self.asked = options
+        self.plans: dict[Key, Plan] = {}
         self._versions: tuple[int, ...] = ()
         self.attention: Attention | None = None
-        self.preprocess: Any = None  # how images were prepared when this was saved; see unstride.load
+        self.preprocess: Preprocess | None = None  # how images were prepared when this was saved; see unstride.load
 
     # -- set up
     def prepare(self, example: Tensor) -> Plan:
@@ -64,36 +67,36 @@ class Enhanced(nn.Module):
         images = check_images(example)
         versions = tuple(p._version for p in self.model.parameters())
         if versions != self._versions:  # the weights were changed: what was folded from them is stale
-            self._plans.clear()
+            self.plans.clear()
             self._versions = versions
         key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
-        plan = self._plans.get(key)
+        plan = self.plans.get(key)
         if plan is None:
             with torch.autocast(images.device.type, enabled=False):  # the graph is the model's; a run may be cast
                 plan = self._plan(images[:1])
-            self._plans[key] = plan
+            self.plans[key] = plan
         return plan
 
     @property
     def plan(self) -> Plan:
         """How the size that was prepared first runs: layers, engine, where maps are aggregated."""
-        return next(iter(self._plans.values()))
+        return next(iter(self.plans.values()))
 
     def _plan(self, example: Tensor) -> Plan:
         graph, run_segment = capture(self.model, example), as_it_is
-        if self._optimise:
+        if self.optimise:
             graph = optimise(graph)
         found = find_layers(graph)
-        if self._optimise and mostly_convolutions(found):
+        if self.optimise and mostly_convolutions(found):
             graph = channels_last(graph)
             run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
-        if self._optimise == "compile":
+        if self.optimise == "compile":
             run_segment = compile_segment
         return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
         """The asked options, made definite for this network."""
-        asked = self._asked
+        asked = self.asked
         count = len(plan.found.layers)
         layers = asked["layers"] if asked["layers"] is not None else default_layers(plan.found.space, self.task)
         if not layers or min(layers) < 1 or max(layers) > count:
@@ -102,7 +105,7 @@ class Enhanced(nn.Module):
         if states is not None:
             states = tuple(dict.fromkeys(plan.found.space.parse(s) for s in states))
         if asked["aggregate"] == "attention" or asked["criterion"] == "learned":
-            self._make_attention(plan)
+            self.make_attention(plan)
         return Options(
             budget=asked["budget"] if states is None else len({*states, plan.found.space.zero}),
             layers=tuple(layers),
@@ -117,7 +120,8 @@ class Enhanced(nn.Module):
             attention=self.attention,
         )
 
-    def _make_attention(self, plan: Plan) -> None:
+    def make_attention(self, plan: Plan) -> None:
+        """The attention for this network's map, untrained (it is the mean) unless there is one already."""
         shape = plan.found.trace.shapes[plan.targets[0].tap]
         grid = plan.targets[0].grid
         spatial = {0, *(grid.dims if grid is not None else ())}
@@ -133,50 +137,50 @@ class Enhanced(nn.Module):
     def forward(self, images: Tensor) -> Any:
         """What the model returns, made from `budget` states of each image."""
         check_images(images)
-        if self._asked["budget"] == 1 and self._asked["states"] is None:
+        if self.asked["budget"] == 1 and self.asked["states"] is None:
             with frozen_eval(self.model):
                 return self.model(images)
-        return self._run(images, ())[0]
+        return self.run(images, ())[0]
 
     def curve(self, images: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
         """Logits of the main output at several budgets from one search: a search to 15 has visited the search to 4."""
         check_images(images)
         highest = max(budgets)
         wider = self.with_options(budget=highest)
-        _, at, _, _ = wider._run(images, tuple(budgets))
+        _, at, _, _ = wider.run(images, tuple(budgets))
         return at
 
     def explain(self, images: Tensor) -> list[Prediction]:
         """One Prediction per image: final and plain logits, the states visited, why it ended, what it cost."""
         check_images(images)
-        _, _, predictions, _ = self._run(images, (), explain=True)
+        _, _, predictions, _ = self.run(images, (), explain=True)
         return predictions
 
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
         check_images(images)
-        _, at, _, macs = self.with_options(budget=max(budgets))._run(images, tuple(budgets))
+        _, at, _, macs = self.with_options(budget=max(budgets)).run(images, tuple(budgets))
         return {b: (at[b], macs[b]) for b in budgets}
 
     def with_options(self, **changes: Any) -> "Enhanced":
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`."""
-        asked = {**self._asked, **changes}
+        asked = {**self.asked, **changes}
         validate(self.task, self.space, asked)
-        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self._optimise)
-        other._plans, other._versions, other.attention = self._plans, self._versions, self.attention
+        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self.optimise)
+        other.plans, other._versions, other.attention = self.plans, self._versions, self.attention
         other.preprocess = self.preprocess
         return other
 
-    def save(self, path: str | Path, preprocess: Any = None) -> Path:
+    def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
         """Options, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
-        from unstride.saving import save
-
-        return save(self, path, preprocess)
+        kept = Saved(self.task, self.space, self.asked, self.attention, preprocess or self.preprocess)
+        plan = next(iter(self.plans.values()), None)
+        return saving.write(path, self.model, kept, plan, self.options(plan).layers if plan is not None else None)
 
     @property
     def signature(self) -> str:
         """All options in one line: two enhanced models with the same weights and signature answer alike."""
-        return f"{self.task} {self.space} " + " ".join(f"{k}={v!r}" for k, v in sorted(self._asked.items()))
+        return f"{self.task} {self.space} " + " ".join(f"{k}={v!r}" for k, v in sorted(self.asked.items()))
 
     def train(self, mode: bool = True) -> "Enhanced":
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
@@ -185,13 +189,14 @@ class Enhanced(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
-        return {**self.__dict__, "_plans": {}, "_versions": ()}
+        return {**self.__dict__, "plans": {}, "_versions": ()}
 
     # -- inside
-    def _run(
+    def run(
         self, images: Tensor, budgets: tuple[int, ...], explain: bool = False
     ) -> tuple[Any, dict[int, Tensor], list[Prediction], dict[int, list[float]]]:
-        images, plan, crop = self._fit(images)
+        """All at once: the model's output, logits at each budget, predictions, and each image's cost at each budget."""
+        images, plan, crop = self.fitted(images)
         options = self.options(plan)
         leaves: list[list[Any]] = []
         at: dict[int, list[Tensor]] = {b: [] for b in budgets}
@@ -202,7 +207,7 @@ class Enhanced(nn.Module):
                 outcome = run_procedure(plan, part, options, budgets, explain)
                 runs = outcome.runs
                 leaves.append(self._leaves(plan, outcome, part))
-                main = leaves[-1][_index(plan.graph.leaves, plan.targets[0].leaf)]
+                main = leaves[-1][plan.graph.index(plan.targets[0].leaf)]
                 for b in budgets:
                     at[b].append(self._at(plan, outcome, b, main))
                     for r in runs:
@@ -217,12 +222,12 @@ class Enhanced(nn.Module):
                         for k, (r, m) in enumerate(zip(runs, outcome.macs, strict=True))
                     ]
         joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
-        output = plan.graph.rebuild([_cropped(leaf, crop) for leaf in joined])
+        output = plan.graph.rebuild([cropped(leaf, crop) for leaf in joined])
         if crop is not None:
             predictions = [_cropped_prediction(p, crop) for p in predictions]
-        return output, {b: _cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
+        return output, {b: cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
 
-    def _fit(self, images: Tensor) -> tuple[Tensor, Plan, tuple[float, float] | None]:
+    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, tuple[float, float] | None]:
         """A plan for this image size; segmentation pads to a multiple of 32 where the model takes no other size."""
         try:
             return images, self.prepare(images), None
@@ -261,11 +266,11 @@ class Enhanced(nn.Module):
             like = self._like(plan, target, len(part), part.dtype)
             maps = sums.value()
             done = finish(plan, target, sums, maps, like)
-            leaves[_index(plan.graph.leaves, target.leaf)] = done
+            leaves[plan.graph.index(target.leaf)] = done
             if k == 0:
                 for leaf, segment in plan.also:
                     tap = plan.unmap(maps, like, target)
-                    leaves[_index(plan.graph.leaves, leaf)] = segment(len(part), (), [tap])[0]
+                    leaves[plan.graph.index(leaf)] = segment(len(part), (), [tap])[0]
         seen = {
             leaf: i
             for i, leaf in enumerate(plan.graph.leaves)
@@ -311,13 +316,13 @@ class Enhanced(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        asked = self._asked
+        asked = self.asked
         layers = asked["layers"]
-        if layers is None and self._plans:
+        if layers is None and self.plans:
             layers = default_layers(self.plan.found.space, self.task)
         parts = [f"task={self.task!r}", f"budget={asked['budget']}", f"layers={layers}"]
         parts += [f"{k}={asked[k]!r}" for k in ("criterion", "aggregate", "align", "border", "order")]
-        if self._plans:
+        if self.plans:
             parts.append(f"space={self.plan.space!r}")
         parts += [f"stop={asked['stop']!r}"] if asked["stop"] is not None else []
         return ", ".join(parts)
@@ -367,23 +372,29 @@ def enhance(
     }
     validate(task, space, asked, optimise)
     better = Enhanced(model, task, space, asked, max_bytes, optimise)
-    _, plan, _ = better._fit(check_images(example, "example")[:1])
+    _, plan, _ = better.fitted(check_images(example, "example")[:1])
     better.options(plan)
     return better
 
 
-def _index(leaves: tuple[Any, ...], leaf: Node) -> int:
-    return next(i for i, x in enumerate(leaves) if x is leaf)
+def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = None) -> Enhanced:
+    """`better = unstride.load("better.safetensors", model)`: what was saved, around the same network.
 
-
-def _cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
-    """Cut the part of a map (.., H, W) that belongs to the image off the padding."""
-    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < 2:
-        return leaf
-    return leaf[..., : round(leaf.shape[-2] * crop[0]), : round(leaf.shape[-1] * crop[1])]
+    An ArtefactError where the file is damaged or foreign, or was saved for other weights. With `preprocess`, also where
+    the images would be prepared in another way than when it was saved. What was saved is in `better.preprocess`.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    kept = saving.read(path, model, preprocess)
+    better = Enhanced(model, kept.task, kept.space, kept.asked, 512 << 20)
+    better.preprocess = kept.preprocess
+    if kept.attention is not None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        better.attention = kept.attention.to(device)
+    return better
 
 
 def _cropped_prediction(p: Prediction, crop: tuple[float, float]) -> Prediction:
-    states = tuple(replace(v, logits=_cropped(v.logits, crop)) for v in p.states)
-    maps = {name: _cropped(getattr(p, name), crop) for name in ("logits", "plain", "spread")}
+    states = tuple(replace(v, logits=cropped(v.logits, crop)) for v in p.states)
+    maps = {name: cropped(getattr(p, name), crop) for name in ("logits", "plain", "spread")}
     return replace(p, states=states, **maps)

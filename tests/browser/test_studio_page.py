@@ -18,7 +18,7 @@ from small_nets import write_nets
 
 import unstride
 from unstride import models
-from unstride.answers import probabilities
+from unstride.show.answers import probabilities
 from unstride.studio import Studio, make_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")]

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from unstride.benching import bench, interleaved, peak_bytes
 from unstride.cli import app
 from unstride.errors import OptionError
+from unstride.proof.benching import bench, interleaved, peak_bytes
 
 NET = """
 import torch
@@ -87,7 +87,7 @@ def test_a_silent_profiler_gives_stderr_back(capfd):
 def test_calls_take_turns_and_the_first_call_does_not_count(monkeypatch):
     order = []
     clock = iter(range(1000))
-    monkeypatch.setattr("unstride.benching.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("unstride.proof.benching.time.perf_counter", lambda: float(next(clock)))
     calls = {"a": lambda: order.append("a"), "b": lambda: (order.append("b"), next(clock), next(clock))}
     plain, ratios = interleaved(lambda: order.append("plain"), calls, repeats=2)
     assert order == ["plain", "a", "b"] + ["plain", "a", "plain", "b"] * 2
@@ -97,7 +97,7 @@ def test_calls_take_turns_and_the_first_call_does_not_count(monkeypatch):
 
 def test_short_calls_are_repeated_in_a_row_and_long_ones_are_not(monkeypatch):
     now, order = [0.0], []
-    monkeypatch.setattr("unstride.benching.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("unstride.proof.benching.time.perf_counter", lambda: now[0])
 
     def call(name, seconds):
         order.append(name)
@@ -111,7 +111,7 @@ def test_short_calls_are_repeated_in_a_row_and_long_ones_are_not(monkeypatch):
 
 def test_each_round_is_held_against_its_own_plain(monkeypatch):
     spent = iter([1.0, 3.0, 2.0, 2.0, 4.0, 4.0])  # plain, call; slower and slower
-    monkeypatch.setattr("unstride.benching._seconds", lambda call, device: next(spent))
+    monkeypatch.setattr("unstride.proof.benching._seconds", lambda call, device: next(spent))
     plain, ratios = interleaved(lambda: None, {"call": lambda: None}, repeats=3)
     assert plain == 2.0
     assert ratios == {"call": 1.0}  # not 3 / 2, the ratio of the medians

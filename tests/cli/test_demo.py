@@ -18,8 +18,8 @@ from unstride import models, sample
 from unstride.cli import app
 from unstride.demo import garments, photographs, scenes
 from unstride.errors import ArtefactError, SpecError
-from unstride.images import Preprocess
 from unstride.sample.nets import Classifier, Segmenter
+from unstride.views.images import Preprocess
 
 
 def seeded(net: Any) -> Any:
@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(models, "load", lambda spec: loaded)
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(photo)
-    monkeypatch.setattr(photographs, "_inside", lambda package, name: photo if name.endswith("coffee.png") else None)
+    monkeypatch.setattr(photographs, "inside", lambda package, name: photo if name.endswith("coffee.png") else None)
     return tmp_path / "out"
 
 
@@ -107,7 +107,7 @@ def test_the_learned_aggregation_is_used_where_it_is(small: Path, monkeypatch: p
 
 
 def test_what_cannot_run_is_said_and_the_rest_runs(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(photographs, "_inside", lambda package, name: None)
+    monkeypatch.setattr(photographs, "inside", lambda package, name: None)
 
     def missing() -> None:
         raise ArtefactError("the embedded network segmenter.safetensors is missing")
@@ -151,8 +151,8 @@ def test_an_unwritable_folder_is_explained(tmp_path: Path) -> None:
 
 
 def test_photographs_come_from_installed_packages_without_importing_them() -> None:
-    found = [photographs._inside(package, name) for package, name, _ in photographs.PHOTOS]
+    found = [photographs.inside(package, name) for package, name, _ in photographs.PHOTOS]
     if not any(found):
         pytest.skip("neither scikit-image nor scikit-learn is installed")
     assert all(path is None or path.is_file() for path in found)
-    assert photographs._inside("no_such_package", "a.png") is None
+    assert photographs.inside("no_such_package", "a.png") is None

@@ -11,9 +11,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import unstride
-from unstride import models, saving
+from unstride import models
 from unstride.cli import app
-from unstride.evaluation import metrics
+from unstride.proof import metrics
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "evaluation"))
 import tiny
@@ -84,7 +84,7 @@ def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
     generator = torch.Generator().manual_seed(0)
     for p in better.attention.parameters():
         p.data = torch.randn(p.shape, generator=generator)
-    saving.save(better, tmp_path / "better.safetensors", tiny.PREPROCESS)
+    better.save(tmp_path / "better.safetensors", tiny.PREPROCESS)
     common = [f"{TINY}:build", "--data", data, "--budget", "3", "--json"]
     row = json.loads(run(*common, "--fitted", tmp_path / "better.safetensors").stdout)["rows"][1]
     x, y = tiny.pictures(12)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import unstride
 from unstride import models
 from unstride.cli import app
-from unstride.images import Preprocess, open_image
+from unstride.views.images import Preprocess, open_image
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_a_picture_that_cannot_be_made_is_said_before_the_work(
 
 
 def test_preprocess_seen_shows_what_the_network_sees() -> None:
-    from unstride.plots import seen
+    from unstride.show import seen
 
     image = photo(size=(60, 80))
     rgb, bgr = (seen(Preprocess(40, 32, channels=c), image) for c in ("RGB", "BGR"))

@@ -5,7 +5,7 @@ import json
 from typer.testing import CliRunner
 
 from unstride.cli import app
-from unstride.tta.policies import expanded, parse_view
+from unstride.views.policies import expanded, parse_view
 
 
 def test_lists_what_a_budget_takes() -> None:

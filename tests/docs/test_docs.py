@@ -50,7 +50,7 @@ def python(page: str) -> list[Block]:
 @pytest.mark.parametrize("page", [p for p in PAGES if python(p)])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another, as a reader would type them; line numbers are those of the page."""
-    from unstride.rules import RULES
+    from unstride.geometry.rules import RULES
 
     monkeypatch.chdir(tmp_path)
     threads, rules = torch.get_num_threads(), dict(RULES)

@@ -10,11 +10,11 @@ from checks import Net, check_budget, check_identity, check_independence, check_
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unstride.capture import capture, tolerance
-from unstride.engine import Engine
+from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, OptionError, UnstrideError
-from unstride.states import State
-from unstride.subsampling import find_layers
+from unstride.geometry.layers import find_layers
+from unstride.geometry.states import State
+from unstride.graph.capture import capture, tolerance
 
 
 class Residual(nn.Module):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from checks import Net, gap
 from torch import Tensor, nn
 
-from unstride.states import State
+from unstride.geometry.states import State
 
 
 class Op(nn.Module):

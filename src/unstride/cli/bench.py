@@ -37,10 +37,11 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Measure time, work and memory against the plain forward, and against flips and crops with as many views."""
-        from unstride import benching, models
+        from unstride import models
+        from unstride.proof import benching
 
         if plot is not None:
-            from unstride.plots.style import check_target
+            from unstride.show.style import check_target
 
             check_target(plot)
         loaded = models.load(spec, weights=weights)
@@ -56,7 +57,7 @@ def register(app: typer.Typer) -> None:
             progress=not as_json or sys.stderr.isatty(),
         )
         if plot is not None:
-            from unstride.plots.cost import plot_bench
+            from unstride.proof.cost import plot_bench
 
             plot_bench(result, spec).savefig(plot)
         if as_json:
@@ -71,7 +72,7 @@ def _print(spec: str, result: object) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from unstride.benching import Bench, BenchRow
+    from unstride.proof.benching import Bench, BenchRow
 
     assert isinstance(result, Bench)
     console = Console()

@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
         from unstride import demo as show
         from unstride.errors import OptionError
-        from unstride.html import Note
+        from unstride.show.html import Note
 
         console = Console(soft_wrap=True, stderr=as_json)
         done: list[Part] = []
@@ -53,7 +53,7 @@ def _show(console: "Console", part: "Part") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from unstride import html
+    from unstride.show import html
 
     console.rule(f"[bold]{escape(part.title)}", align="left")
     for block in part.blocks:

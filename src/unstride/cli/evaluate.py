@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from unstride.cli.parsing import read_align
-from unstride.evaluation.rows import Row
-from unstride.evaluation.words import advice, verdict
+from unstride.proof.rows import Row
+from unstride.proof.words import advice, verdict
 
 PLAIN, PARTLY = 0, 3
 
@@ -91,13 +91,15 @@ def register(app: typer.Typer) -> None:
         budgets = _numbers("--budget", budget)
         folder = out if out is not None else Path("runs") / _slug(spec, data)
 
-        from unstride import evaluation, models, plots, saving
+        from unstride import enhanced, models
+        from unstride import proof as evaluation
+        from unstride import show as plots
 
         if plot is not None:
             plots.check_target(plot)
         loaded = _placed(models.load(spec, weights))
         if fitted is not None:
-            better = saving.load(fitted, loaded.model, preprocess=loaded.preprocess)
+            better = enhanced.load(fitted, loaded.model, preprocess=loaded.preprocess)
             loaded = dataclasses.replace(loaded, model=better)
         rows = evaluation.evaluate(
             loaded,
@@ -117,7 +119,7 @@ def register(app: typer.Typer) -> None:
         )
         if int(os.environ.get("RANK", 0)) == 0:
             if plot is not None:
-                plots.plot_rows(rows).savefig(plot)
+                evaluation.plot_rows(rows).savefig(plot)
             written = {"report": report, "plot": plot}
             made = {name: str(path) for name, path in written.items() if path is not None}
             if as_json:

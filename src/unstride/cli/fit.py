@@ -47,8 +47,8 @@ def register(app: typer.Typer) -> None:
         from unstride import data as datasets
         from unstride import models
         from unstride.errors import OptionError
-        from unstride.evaluation.distributed import world
-        from unstride.fitting import fit as train
+        from unstride.jobs.distributed import world
+        from unstride.learning.fitting import fit as train
 
         if not 0 < val_fraction < 1:
             raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")

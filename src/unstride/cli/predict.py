@@ -50,10 +50,11 @@ def register(app: typer.Typer) -> None:
         import torch
 
         import unstride
-        from unstride import models, plots
-        from unstride.answers import answer_of, headline
+        from unstride import models
+        from unstride import show as plots
         from unstride.errors import OptionError
-        from unstride.tasks import TASKS
+        from unstride.procedure.tasks import TASKS
+        from unstride.show.answers import answer_of, headline
 
         if plot is not None:
             plots.check_target(plot)
@@ -102,7 +103,7 @@ def _opened(
 ) -> Iterator[tuple[Path, "Image.Image", "Tensor"]]:
     """Every image that can be read, with what the network sees; the others go to `failed` by name."""
     from unstride.errors import DataError
-    from unstride.images import find_images, open_image
+    from unstride.views.images import find_images, open_image
 
     seen: set[Path] = set()
     for argument in given:
@@ -160,7 +161,7 @@ def _show(answer: dict[str, Any], states: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from unstride.answers import headline
+    from unstride.show.answers import headline
 
     console = Console(soft_wrap=True)
     console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline(answer))}")

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """List the views of a policy in the order that a budget takes them, with their intensity."""
-        from unstride.tta import policies
+        from unstride.views import policies
 
         chosen = policies.get(policy)
         views = chosen.views if budget is None else chosen.first(budget)

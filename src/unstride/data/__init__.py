@@ -33,8 +33,8 @@ from torch import Tensor
 from unstride.data import classification, segmentation
 from unstride.data.items import Item, Listing
 from unstride.errors import DataError, OptionError, SpecError
-from unstride.images import Preprocess
 from unstride.models.libraries import close_to
+from unstride.views.images import Preprocess
 
 __all__ = ["KINDS", "Dataset", "Item", "load"]
 

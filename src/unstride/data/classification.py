@@ -28,7 +28,7 @@ from unstride.data.items import (
     of_arrays,
 )
 from unstride.errors import DataError
-from unstride.images import is_image_name, open_image
+from unstride.views.images import is_image_name, open_image
 
 _HEADERS = ("path", "file", "filename", "image")
 

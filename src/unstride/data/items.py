@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import DataError, OptionError
-from unstride.images import Array, open_image
+from unstride.views.images import Array, open_image
 
 
 @dataclass(frozen=True)

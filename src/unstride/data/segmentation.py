@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unstride.data.items import Item, Listing, array_image, check_classes, check_labels, choose, folder, number, stamp
 from unstride.errors import DataError, OptionError
-from unstride.images import Array, is_image_name, open_image, open_mask
+from unstride.views.images import Array, is_image_name, open_image, open_mask
 
 IGNORE = 255
 _UNKNOWN = -1

@@ -17,7 +17,7 @@ import torch
 from unstride.demo import garments, photographs, scenes
 from unstride.demo.common import BUDGET, Say, percent
 from unstride.errors import UnstrideError
-from unstride.html import Block, Facts, Note, Section, Text, render_report
+from unstride.show.html import Block, Facts, Note, Section, Text, render_report
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import UnstrideError
-from unstride.evaluation import metrics
-from unstride.html import Block, Note, Picture, Table
+from unstride.proof import metrics
+from unstride.show.html import Block, Note, Picture, Table
 
 BUDGET = 10  # of what is shown in detail
 

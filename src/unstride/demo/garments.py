@@ -13,10 +13,10 @@ from torch import Tensor
 import unstride
 from unstride import sample
 from unstride.demo.common import BUDGET, READING, Say, percent, result, results_table, time_ratios
+from unstride.enhanced import load
 from unstride.errors import UnstrideError
-from unstride.evaluation import metrics
-from unstride.html import Block, Measured, Note, Text, Thumbnail, Thumbnails, charts
-from unstride.saving import load
+from unstride.proof import metrics
+from unstride.show.html import Block, Measured, Note, Text, Thumbnail, Thumbnails, charts
 
 BUDGETS = (1, 4, BUDGET, 15)
 IMAGES: int | None = None  # of the embedded sample: all

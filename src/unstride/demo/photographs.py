@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 import unstride
-from unstride import models, plots
-from unstride.answers import answer_of, headline
+from unstride import models
+from unstride import show as plots
 from unstride.demo.common import BUDGET, Say, drawn
 from unstride.errors import UnstrideError
-from unstride.html import Block, Table, Text, Thumbnail, Thumbnails, layer_table
-from unstride.images import open_image
+from unstride.show.answers import answer_of, headline
+from unstride.show.html import Block, Table, Text, Thumbnail, Thumbnails, layer_table
+from unstride.views.images import open_image
 
 NETWORK = "efficientnet-lite0"
 # package, file in it, whose picture it is
@@ -41,7 +42,7 @@ def inspect_network(say: Say) -> tuple[Any, list[Block]]:
 
 
 def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
-    found = {path: credit for package, name, credit in PHOTOS if (path := _inside(package, name)) is not None}
+    found = {path: credit for package, name, credit in PHOTOS if (path := inside(package, name)) is not None}
     if not found:
         raise UnstrideError("no photographs here: pip install scikit-image scikit-learn, which ship some")
     loaded = models.load(NETWORK)
@@ -94,7 +95,7 @@ def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
     return answers, [table, picture, Thumbnails(thumbs)]
 
 
-def _inside(package: str, name: str) -> Path | None:
+def inside(package: str, name: str) -> Path | None:
     """A file of an installed package, found without importing it and without any network."""
     spec = importlib.util.find_spec(package)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

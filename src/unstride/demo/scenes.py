@@ -11,10 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 import unstride
-from unstride import plots, sample
+from unstride import sample
+from unstride import show as plots
 from unstride.demo.common import READING, Say, drawn, percent, result, results_table, time_ratios
-from unstride.evaluation import metrics
-from unstride.html import Block, Measured, Text, Thumbnail, Thumbnails, charts
+from unstride.proof import metrics
+from unstride.show.html import Block, Measured, Text, Thumbnail, Thumbnails, charts
 
 BUDGETS = (1, 4, 10)
 SCENES: int | None = None  # of the embedded sample: all

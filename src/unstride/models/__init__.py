@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from unstride.errors import ArtefactError, SpecError, UnstrideError
-from unstride.images import Preprocess
 from unstride.models import libraries
 from unstride.models.libraries import Recipe, close_to, first_line
 from unstride.models.weights import build_for, fit, read_weights, seeded
+from unstride.views.images import Preprocess
 
 __all__ = ["Loaded", "Preprocess", "load", "read_weights"]
 

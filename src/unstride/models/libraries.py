@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import SpecError
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 
 _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
 

@@ -11,11 +11,11 @@ import torch
 
 from unstride import models
 from unstride.enhanced import enhance
+from unstride.geometry.report import inspect
+from unstride.graph.ops import op_name
 from unstride.paper.exhibits import Exhibit, Value
-from unstride.positions import op_name
-from unstride.report import inspect
-from unstride.search import default_layers
-from unstride.tta import policies
+from unstride.procedure.search import default_layers
+from unstride.views import policies
 
 SPECS = {"ResNet18": "torchvision:resnet18", "MobileNetV2": "torchvision:mobilenet_v2"}
 GPS_VIEWS = 3

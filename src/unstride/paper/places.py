@@ -12,9 +12,9 @@ from unstride import models
 from unstride.data import Dataset
 from unstride.data import load as load_data
 from unstride.errors import DataError, OptionError
-from unstride.images import Preprocess
 from unstride.models import Loaded
 from unstride.paper.exhibits import SEGMENTATION
+from unstride.views.images import Preprocess
 
 TRAIN, VALIDATION = 20_000, 5_000  # images that the paper draws from a training split
 PAPER_LR = 1e-6

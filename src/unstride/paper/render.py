@@ -120,7 +120,7 @@ def _tex(text: str) -> str:
 
 
 def _figure(count: int, height: float) -> tuple[Any, list[Any]]:
-    from unstride.plots.style import library
+    from unstride.show.style import library
 
     figure = library().Figure(figsize=(5.2 * count, height), dpi=130, layout="constrained")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])

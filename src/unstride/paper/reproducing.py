@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unstride.artefacts import read_artefact, write_artefact
 from unstride.data import Dataset
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import ArtefactError, DataError
-from unstride.evaluation import Row, evaluate
-from unstride.evaluation.metrics import score
-from unstride.evaluation.runner import make_tta
-from unstride.images import Preprocess
+from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.models import Loaded
 from unstride.paper import macs
 from unstride.paper.catalogue import get
 from unstride.paper.exhibits import LEARNED, PERCENT, Cell, Exhibit, Run, Value
 from unstride.paper.places import Nowhere, Place
+from unstride.proof import Row, evaluate
+from unstride.proof.metrics import score
+from unstride.proof.runner import make_tta
 from unstride.tta import TTA
+from unstride.views.images import Preprocess
 
 COUNTED = ("gmacs", "macs")
 KIND = "paper-attention"
@@ -228,7 +228,7 @@ class Job:
         return self.fitted[key].with_options(**options)
 
     def _fit(self, run: Run, better: Enhanced, key: Key) -> Enhanced:
-        from unstride import fitting
+        from unstride.learning import fitting
 
         better.attention = None  # with_options hands on the one of other options
         plan = better.plan

@@ -4,7 +4,7 @@
     images, labels = classification_sample(100)
     model(preprocess_classification(images)).argmax(1)
 
-`python -m unstride.sample.train` makes all of it from Fashion-MNIST.
+`python -m unstride.demo.train` makes all of it from Fashion-MNIST.
 """
 
 from __future__ import annotations

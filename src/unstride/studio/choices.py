@@ -11,9 +11,9 @@ from pathlib import Path
 from PIL import Image
 
 from unstride import models, sample
-from unstride.demo.photographs import PHOTOS, _inside
-from unstride.images import open_image
+from unstride.demo.photographs import PHOTOS, inside
 from unstride.models import Loaded
+from unstride.views.images import open_image
 
 # Of the embedded sample, to look at and not to measure with: those that leave the network undecided show a search. Some
 # are corrected, some corrupted, some stay as they are; the last is an easy one.
@@ -61,7 +61,7 @@ def samples_for(spec: str) -> list[Sample]:
     if spec == "sample-segmentation":
         scenes, _ = sample.segmentation_sample(SCENES)
         return [Sample(f"scene {k + 1}", Image.fromarray(scene)) for k, scene in enumerate(scenes)]
-    found = [(path, credit) for package, name, credit in PHOTOS if (path := _inside(package, name)) is not None]
+    found = [(path, credit) for package, name, credit in PHOTOS if (path := inside(package, name)) is not None]
     return [Sample(f"{path.stem} ({credit})", open_image(path)) for path, credit in found] or samples_for("sample")
 
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unstride.aggregate import two_class
-from unstride.align import align_covered
-from unstride.states import State
-from unstride.tasks import Plan
+from unstride.geometry.states import State
+from unstride.procedure.aggregate import two_class
+from unstride.procedure.align import align_covered
+from unstride.procedure.tasks import Plan
 
 CELLS = 14  # per axis: finer maps are averaged down to this before their cells are asked one by one
 HEAD_MACS = 30e9  # what asking all cells of all states may cost

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from unstride.aggregate import two_class
-from unstride.answers import class_map, class_name, probabilities
 from unstride.enhanced import Enhanced
-from unstride.html import as_png
+from unstride.geometry.report import Report
 from unstride.models import Loaded
-from unstride.plots.segmentation import palette
-from unstride.plots.style import COLOURS, seen
-from unstride.plots.tree import rows
-from unstride.prediction import Prediction, moved
-from unstride.report import Report
+from unstride.procedure.aggregate import two_class
+from unstride.procedure.prediction import Prediction, moved
+from unstride.procedure.tasks import Plan
+from unstride.show.answers import class_map, class_name, probabilities
+from unstride.show.html import as_png
+from unstride.show.segmentation import palette
+from unstride.show.style import COLOURS, seen
+from unstride.show.tree import rows
 from unstride.studio.disagreement import Disagreement, evidence
-from unstride.tasks import Plan
 
 BUDGET = 30
 SIDE = 320  # a model without a size of its own gets images no longer than this: the page answers in seconds
@@ -49,11 +49,11 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
     x = loaded.preprocess(image)[None]
-    _, plan, _ = better._fit(x)
+    _, plan, _ = better.fitted(x)
     highest = _affordable(plan) if segmenting else BUDGET
     wide = better.with_options(budget=highest)
     # One search gives all of it: `explain` and `costs` would each search again.
-    _, at, predictions, costs = wide._run(x, tuple(range(1, highest + 1)), explain=True)
+    _, at, predictions, costs = wide.run(x, tuple(range(1, highest + 1)), explain=True)
     p = predictions[0]
     count = len(p.states)
     budgets = range(1, count + 1)

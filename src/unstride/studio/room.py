@@ -15,11 +15,11 @@ from PIL import Image
 from unstride import models
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, InputError, UnstrideError
-from unstride.html import as_png
-from unstride.images import open_image
 from unstride.models import Loaded
+from unstride.show.html import as_png
 from unstride.studio.choices import Choice, Sample, offered, samples_for
 from unstride.studio.looking import BUDGET, layers, look
+from unstride.views.images import open_image
 
 UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
@@ -106,7 +106,7 @@ class Studio:
             raise InputError(f"there is no model {model[:20]!r} in the list; reload the page")
 
     def _model(self, key: str) -> tuple[Loaded, Enhanced]:
-        if key not in self._ready or len(self._ready[key][1]._plans) > SIZES:
+        if key not in self._ready or len(self._ready[key][1].plans) > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
             self._ready[key] = loaded, enhance(loaded.model, loaded.example(), BUDGET, task=task)

@@ -10,10 +10,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from unstride.artefacts import read_artefact, write_artefact
 from unstride.errors import ArtefactError
-from unstride.fingerprint import digest, fingerprint
-from unstride.tta.policies import View
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.views.policies import View
 
 KIND = "tta-logits"
 FLUSH_SECONDS = 20.0  # no more work than this is lost to a kill

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as F
 
-from unstride.artefacts import read_artefact, write_artefact
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
-from unstride.fingerprint import fingerprint
-from unstride.tta import fitting, methods, policies, views
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.fingerprint import fingerprint
+from unstride.jobs.progress import progress as show_progress
+from unstride.tta import fitting, methods
 from unstride.tta.cache import Block, LogitCache, Rows, model_key
 from unstride.tta.methods import GPS, Merger, Method
-from unstride.tta.policies import Policy, View
-from unstride.tta.progress import progress as show_progress
+from unstride.views import policies, views
+from unstride.views.policies import Policy, View
 
 KIND = "tta"
 TASKS = ("classification", "segmentation")

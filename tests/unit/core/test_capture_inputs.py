@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from checks import Net, check_all, some_states
 from torch import Tensor, nn
 
-from unstride.capture import capture
-from unstride.engine import Engine
+from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, InputError
-from unstride.subsampling import find_layers
+from unstride.geometry.layers import find_layers
+from unstride.graph.capture import capture
 
 
 class Small(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import unstride
-from unstride import compiled
-from unstride.compiled import Compiled
+from unstride.engine import compiled
+from unstride.engine.compiled import Compiled
 from unstride.errors import OptionError
 
 

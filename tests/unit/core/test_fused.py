@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unstride
-from unstride import fused as fused_module
-from unstride.benching import peak_bytes
-from unstride.engine import Run
-from unstride.fused import FusedConv, MovedDepthwise, Packing, available
+from unstride.engine import fused as fused_module
+from unstride.engine.engine import Run
+from unstride.engine.fused import FusedConv, MovedDepthwise, Packing, available
+from unstride.proof.benching import peak_bytes
 
 pytestmark = pytest.mark.skipif(
     not available(torch.device("cpu"), torch.float32), reason="this build of torch has no oneDNN"

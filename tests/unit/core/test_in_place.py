@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from unstride.capture import Graph, capture, run_nodes
-from unstride.positions import op_name
+from unstride.graph.capture import Graph, capture, run_nodes
+from unstride.graph.ops import op_name
 
 LONG_WAY = "torch.export.ExportedProgram.run_decompositions"
 

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import unstride
-from unstride.capture import capture
-from unstride.optimise import optimise
-from unstride.positions import op_name
+from unstride.graph.capture import capture
+from unstride.graph.ops import op_name
+from unstride.graph.optimise import optimise
 
 
 class Windowed(nn.Module):

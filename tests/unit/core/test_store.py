@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from unstride.movers import Batch
-from unstride.store import Key, Store
+from unstride.engine.movers import Batch
+from unstride.engine.store import Key, Store
 
 
 def a_store(rows: int, batch: Batch, apart: bool) -> tuple[Store, Node, list[Key], Tensor]:

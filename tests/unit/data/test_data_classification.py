@@ -11,7 +11,7 @@ from torchvision import datasets as tv
 
 from unstride.data import KINDS, load
 from unstride.errors import DataError, OptionError, SpecError
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 
 SMALL = Preprocess(resize=None, crop=8)
 FIRST, SECOND, LAST = "n01440764", "n01443537", "n15075141"  # tench, goldfish, toilet tissue

@@ -10,7 +10,7 @@ from PIL import Image
 from unstride.data import load
 from unstride.data.segmentation import CITYSCAPES
 from unstride.errors import DataError, OptionError
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 
 WHOLE = Preprocess(resize=None, crop=None)
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from unstride import models
-from unstride.evaluation import evaluate
-from unstride.evaluation.distributed import fresh_store
+from unstride.jobs.distributed import fresh_store
+from unstride.proof import evaluate
 
 HERE = Path(__file__).parent
 

@@ -12,9 +12,10 @@ from PIL import Image
 import unstride
 from unstride import data, models
 from unstride.errors import DataError, OptionError
-from unstride.evaluation import evaluate, metrics, read_rows, work
-from unstride.images import Preprocess
-from unstride.tta import TTA, Policy, policies
+from unstride.proof import evaluate, metrics, read_rows, work
+from unstride.tta import TTA, Policy
+from unstride.views import policies
+from unstride.views.images import Preprocess
 
 BUDGETS = (1, 3, 6)
 

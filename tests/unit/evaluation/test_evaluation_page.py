@@ -12,7 +12,7 @@ from tiny import PREPROCESS, net, normalised, npz, pictures
 import unstride
 from unstride import data
 from unstride.errors import OptionError
-from unstride.evaluation import evaluate
+from unstride.proof import evaluate
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ import torch
 torch.set_num_threads(1)
 import tiny
 from unstride import data, enhance
-from unstride.evaluation import evaluate, work
+from unstride.proof import evaluate
+from unstride.proof import work
 
 warnings.simplefilter("ignore")
 work.SHARD["classification"] = 8

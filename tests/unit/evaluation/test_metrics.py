@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from unstride.errors import DataError, InputError, OptionError
-from unstride.evaluation import metrics as M
+from unstride.proof import metrics as M
 
 torchmetrics = pytest.importorskip("torchmetrics")
 from torchmetrics import JaccardIndex  # noqa: E402

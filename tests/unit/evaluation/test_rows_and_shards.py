@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from unstride.errors import ArtefactError
-from unstride.evaluation import Row, append_rows, read_rows
-from unstride.evaluation.metrics import Gain
-from unstride.evaluation.runner import Setting
-from unstride.evaluation.shards import Shard
-from unstride.evaluation.summary import recommend, summarise
+from unstride.proof import Row, append_rows, read_rows
+from unstride.proof.metrics import Gain
+from unstride.proof.runner import Setting
+from unstride.proof.shards import Shard
+from unstride.proof.summary import recommend, summarise
 
 BLANK = {
     **{field.name: "" for field in dataclasses.fields(Row)},

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 
 PREPROCESS = Preprocess(None, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 

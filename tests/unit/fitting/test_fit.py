@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 import unstride
-from unstride.aggregate import Attention
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, OptionError
-from unstride.fingerprint import fingerprint
-from unstride.fitting import FitReport, fit
-from unstride.pools import SampledSearch, draw_pools, unfamiliar
-from unstride.states import State, StateSpace
+from unstride.geometry.states import State, StateSpace
+from unstride.jobs.fingerprint import fingerprint
+from unstride.learning.fitting import FitReport, fit
+from unstride.learning.pools import SampledSearch, draw_pools, unfamiliar
+from unstride.procedure.aggregate import Attention
 
 OPTIONS = {"epochs": 3, "lr": 0.02, "budget": 8, "batch_size": 16, "show": False, "familiar": False}
 
@@ -112,7 +112,7 @@ def too_sure(net):
 def test_what_familiar_images_teach_goes_half_the_way(too_sure, train, val, monkeypatch):
     """Without the new light only the way of w_o differs, and an untrained query prefers no state."""
     better = too_sure
-    monkeypatch.setattr("unstride.fitting.unfamiliar", lambda images, seeds: images)
+    monkeypatch.setattr("unstride.learning.fitting.unfamiliar", lambda images, seeds: images)
     found = []
     for familiar in (False, True):
         report = fit(better, train, train, **{**OPTIONS, "epochs": 1, "lr": 1e-3, "familiar": familiar})
@@ -215,7 +215,7 @@ import sys, torch
 sys.path.insert(0, sys.argv[2])
 import unstride
 from fitting_nets import labelled, small_net
-from unstride.fitting import fit
+from unstride.learning.fitting import fit
 torch.set_num_threads(1)
 net = small_net()
 better = unstride.enhance(net, torch.zeros(1, 3, 24, 24), budget=6)
@@ -279,7 +279,7 @@ def test_a_finished_run_is_not_trained_again(better, train, val, tmp_path):
 def test_an_interrupted_epoch_is_repeated_exactly(better, train, val, tmp_path, monkeypatch):
     whole = fit(better, train, val, **OPTIONS)
     kept = {k: v.clone() for k, v in weights(better).items()}
-    from unstride.fitting import _Training
+    from unstride.learning.fitting import _Training
 
     go = _Training._pass
 

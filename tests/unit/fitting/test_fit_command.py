@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from unstride import models
 from unstride.cli.main import app
-from unstride.saving import load
+from unstride.enhanced import load
 
 NET = """
 from torch import nn
 import torch
-from unstride.images import Preprocess
+from unstride.views.images import Preprocess
 
 def build():
     torch.manual_seed(0)

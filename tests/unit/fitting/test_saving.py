@@ -9,12 +9,11 @@ from fitting_nets import labelled, small_net
 from safetensors.torch import save_file
 
 import unstride
-from unstride.aggregate import Attention
-from unstride.artefacts import write_artefact
-from unstride.enhanced import Enhanced
+from unstride.enhanced import Enhanced, load
 from unstride.errors import ArtefactError, InputError, OptionError
-from unstride.images import Preprocess
-from unstride.saving import load
+from unstride.jobs.artefacts import write_artefact
+from unstride.procedure.aggregate import Attention
+from unstride.views.images import Preprocess
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.errors import DataError, InputError, OptionError
-from unstride.selecting import fixed, select_states
-from unstride.states import State
+from unstride.geometry.states import State
+from unstride.learning.selecting import fixed, select_states
 
 BATCH = ({0: torch.export.Dim.DYNAMIC},)
 
@@ -72,7 +72,7 @@ def test_without_align_and_with_attention():
         better.attention.out.normal_()
     for align in (False, True):
         chosen = better.with_options(states=tuple(states_of(better, x, 4)), align=align)
-        from unstride.selecting import _fixed
+        from unstride.learning.selecting import _fixed
 
         assert close(_fixed(chosen, x)(x)["logits"], chosen(x)["logits"])
 

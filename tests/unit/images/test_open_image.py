@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from unstride.errors import DataError, InputError
-from unstride.images import find_images, open_image, open_mask
+from unstride.views.images import find_images, open_image, open_mask
 
 
 def saved(image, kind="PNG", **options):

@@ -10,9 +10,9 @@ from PIL import Image
 from torchvision.models import get_model_weights
 
 from unstride.errors import OptionError, SpecError
-from unstride.images import Preprocess
 from unstride.models import load
 from unstride.models.libraries import from_timm, from_torchvision, from_transformers
+from unstride.views.images import Preprocess
 
 
 @pytest.fixture(params=[(300, 400), (500, 90), (100, 100)], ids=str)

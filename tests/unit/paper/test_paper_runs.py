@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from unstride.data import Dataset
 from unstride.data.items import Item, Listing, of_arrays
 from unstride.errors import DataError, OptionError, SpecError
-from unstride.images import Preprocess
 from unstride.models import Loaded
 from unstride.paper import EXHIBITS, Nowhere, Root, Sample, get, render, reproduce
 from unstride.paper.exhibits import SEGMENTATION
 from unstride.paper.numbers import FOUR
+from unstride.views.images import Preprocess
 
 PRE = Preprocess(None, None, (0.5,), (0.25,), channels="L")
 
@@ -130,7 +130,7 @@ def test_a_table_without_tta_shares_one_pass(tmp_path):
 def test_the_ablations_change_what_they_say(tmp_path):
     search = reproduce("ablation-search", Tiny(), tmp_path, epochs=1)
     assert [v.row[0] for v in search.values if v.paper] == ["1 .. L", "1 .. L-1", "2 .. L", "2 .. L-1"]
-    from unstride.evaluation import read_rows
+    from unstride.proof import read_rows
 
     asked = {tuple(row.options["layers"]) for row in read_rows(tmp_path / "runs" / "rows.jsonl")}
     assert asked == {(1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (2, 3)}

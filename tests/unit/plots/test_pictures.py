@@ -9,12 +9,12 @@ from PIL import Image
 
 pytest.importorskip("matplotlib")
 
-from unstride.plots import overlay, plot_classification, plot_segmentation, strip
-from unstride.plots.segmentation import TILE, palette
-from unstride.plots.style import class_colours, shorten
-from unstride.prediction import Prediction, Visited
-from unstride.search import Expansion
-from unstride.states import State
+from unstride.geometry.states import State
+from unstride.procedure.prediction import Prediction, Visited
+from unstride.procedure.search import Expansion
+from unstride.show import overlay, plot_classification, plot_segmentation, strip
+from unstride.show.segmentation import TILE, palette
+from unstride.show.style import class_colours, shorten
 
 
 def prediction(logits: torch.Tensor, states: list[State], spread: torch.Tensor, rule: str = "budget") -> Prediction:

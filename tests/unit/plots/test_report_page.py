@@ -16,8 +16,8 @@ from PIL import Image
 from torch import nn
 
 import unstride
-from unstride.charts import Chart, Point, Series, ticks
-from unstride.html import (
+from unstride.show.charts import Chart, Point, Series, ticks
+from unstride.show.html import (
     Facts,
     Measured,
     Note,

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unstride.plots.tree import arrange
-from unstride.search import ORDERS, Search
-from unstride.states import State, StateSpace
+from unstride.geometry.states import State, StateSpace
+from unstride.procedure.search import ORDERS, Search
+from unstride.show.tree import arrange
 
 RATES = st.lists(st.sampled_from([(1, 2), (2, 1), (2, 2), (3, 3)]), min_size=1, max_size=4)
 

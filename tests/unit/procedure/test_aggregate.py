@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from unstride.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy
-from unstride.align import Offset, align, align_covered, coverage
+from unstride.procedure.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy
+from unstride.procedure.align import Offset, align, align_covered, coverage
 
 ONE = slice(0, 1)
 OFFSETS = [Offset.of((dy, dx), (8, 8)) for dy, dx in ((0, 0), (1, 2), (4, 7), (6, 0))]

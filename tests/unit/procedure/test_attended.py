@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unstride.aggregate import Attended, Attention
+from unstride.procedure.aggregate import Attended, Attention
 
 
 @pytest.mark.parametrize("shape", [(6, 3, 4), (6,)])

@@ -8,8 +8,8 @@ from procedure_nets import SmallNet, seeded
 from torch import nn
 
 import unstride
-from unstride.aggregate import entropy
 from unstride.errors import CaptureError, InputError, NothingToSubsample, OptionError
+from unstride.procedure.aggregate import entropy
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_optimisations_do_not_change_the_answer(
 
 def test_the_answer_is_the_paper_written_out(images: torch.Tensor, net: nn.Module) -> None:
     """Entropy-weighted sum of aligned features over the visited states, through the net's own head."""
-    from unstride.align import Offset, align
+    from unstride.procedure.align import Offset, align
 
     better = unstride.enhance(net, images[:1], budget=7, border="zeros")
     plan = better.prepare(images)
@@ -159,7 +159,7 @@ def test_another_image_size_is_captured_once(net: nn.Module, images: torch.Tenso
     odd = torch.randn(2, 3, 75, 49)
     assert better(odd).shape == (2, 5)
     assert better(odd).shape == (2, 5)
-    assert len(better._plans) == 2
+    assert len(better.plans) == 2
 
 
 def test_new_weights_are_noticed(net: nn.Module, images: torch.Tensor) -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unstride.search import Search, default_layers
-from unstride.states import State, StateSpace
+from unstride.geometry.states import State, StateSpace
+from unstride.procedure.search import Search, default_layers
 
 SPACE = StateSpace(((2, 2), (2, 2), (3, 1)), ((1, 1), (2, 2), (4, 4)))
 

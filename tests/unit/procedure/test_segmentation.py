@@ -7,9 +7,9 @@ from procedure_nets import SmallSegmenter, SmallUnet, seeded
 from torch import nn
 
 import unstride
-from unstride.aggregate import entropy
-from unstride.align import Offset, align
 from unstride.errors import CaptureError, OptionError
+from unstride.procedure.aggregate import entropy
+from unstride.procedure.align import Offset, align
 
 
 @pytest.fixture(scope="module")

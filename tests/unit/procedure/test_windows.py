@@ -11,7 +11,7 @@ from torch import nn
 
 import unstride
 from unstride.errors import InputError, OptionError
-from unstride.windows import SlidingWindow, starts
+from unstride.procedure.windows import SlidingWindow, starts
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.floats(0, 0.9))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unstride.demo.train import TEST_IMAGES, compose_test_scenes
 from unstride.errors import DataError, OptionError
 from unstride.sample import CLASSES, SCENE_CLASSES, classification_sample, segmentation_sample
 from unstride.sample.data import FashionMNIST, find_fashion_mnist, load_fashion_mnist
-from unstride.sample.train import TEST_IMAGES, compose_test_scenes
 
 
 @pytest.fixture(scope="module")

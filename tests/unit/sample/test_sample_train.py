@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load as load_bytes
 
 from unstride import sample
-from unstride.sample import train
+from unstride.demo import train
+from unstride.enhanced import load
 from unstride.sample.data import FashionMNIST
-from unstride.saving import load
 
 
 @pytest.fixture

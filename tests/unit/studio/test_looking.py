@@ -13,14 +13,14 @@ from torch import nn
 
 import unstride
 from unstride import models
-from unstride.answers import class_map, probabilities
-from unstride.images import Preprocess
+from unstride.geometry.states import State
 from unstride.models import Loaded
-from unstride.prediction import moved
-from unstride.states import State
+from unstride.procedure.prediction import moved
+from unstride.show.answers import class_map, probabilities
 from unstride.studio import looking
 from unstride.studio.disagreement import Disagreement
 from unstride.studio.looking import look
+from unstride.views.images import Preprocess
 
 
 def looked(tmp_path: Path, name: str, image: Image.Image) -> tuple[dict[str, Any], Any, torch.Tensor]:

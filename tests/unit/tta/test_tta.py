@@ -10,7 +10,8 @@ from torchvision.transforms.v2 import functional as F
 
 import unstride
 from unstride.errors import ArtefactError, InputError, OptionError
-from unstride.tta import TTA, AugTTA, MeanTTA, Op, Policy, View, merge, policies, views
+from unstride.tta import TTA, AugTTA, MeanTTA, Op, Policy, View, merge
+from unstride.views import policies, views
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 

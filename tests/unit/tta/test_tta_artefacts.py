@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from unstride import artefacts
-from unstride.artefacts import read_artefact, write_artefact
 from unstride.errors import ArtefactError
-from unstride.fingerprint import digest, fingerprint
+from unstride.jobs import artefacts
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.fingerprint import digest, fingerprint
 
 
 def test_round_trip_keeps_types_and_meta(tmp_path) -> None:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from unstride.errors import DataError, OptionError
-from unstride.tta import TTA, Policy, cache, fitting, policies
+from unstride.tta import TTA, Policy, cache, fitting
 from unstride.tta.fitting import normalise
+from unstride.views import policies
 
 LEARNED = ["gps", "gps-shanmugam", "augtta", "classtta"]
 

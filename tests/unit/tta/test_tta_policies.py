@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from unstride.errors import OptionError
-from unstride.tta import PRESETS, Op, Policy, View, policies
+from unstride.tta import PRESETS, Op, Policy, View
+from unstride.views import policies
 
 TABLE = {
     "Posterize": [1, 2, 3, 4], "Rotate": np.linspace(-30, 30, 10), "CropBilinear": range(1, 11),

@@ -10,7 +10,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms.v2 import functional as F
 
 from unstride.errors import InputError, OptionError
-from unstride.tta import Op, View, policies, views
+from unstride.tta import Op, View
+from unstride.views import policies, views
 
 
 def picture(h: int = 40, w: int = 48) -> Image.Image:

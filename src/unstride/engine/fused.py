@@ -1,0 +1,261 @@
+"""Convolutions with weights packed once, and the sum and activation after them in the same pass (oneDNN).
+
+Only for float32 on a CPU; the results are those of the separate ops to float rounding. Eager torch rearranges the
+weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from unstride.engine.movers import Batch, Mover, Rows, neighbours
+from unstride.geometry.layers import SubsamplingLayer
+from unstride.geometry.states import State
+
+aten = torch.ops.aten
+_ALONE: dict[Any, tuple[str, list[float]]] = {
+    aten.silu.default: ("swish", []),
+    aten.hardswish.default: ("hardswish", []),
+    aten.relu6.default: ("hardtanh", [0.0, 6.0]),
+}
+_SEPARATE: dict[str, Callable[..., Tensor]] = {
+    "none": lambda y: y,
+    "relu": F.relu,
+    "hardtanh": F.hardtanh,
+    "swish": F.silu,
+    "hardswish": F.hardswish,
+}
+_LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
+_NEEDED = (
+    "_reorder_convolution_weight",
+    "_get_mkldnn_serialized_md",
+    "_convolution_pointwise",
+    "_convolution_pointwise_",
+)
+
+
+def available(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this build of torch has the ops, and they speak of this device and type."""
+    usable = device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    usable = usable and bool(torch.backends.mkldnn.enabled)
+    return usable and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
+
+
+@dataclass(eq=False)
+class Packing:
+    """One weight (K, C, h, w) in the layouts that its uses want: few, though there are many batch sizes."""
+
+    dense: Tensor
+    layouts: dict[bytes, Tensor] = field(default_factory=dict)
+    uses: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+
+    def __call__(self, shape: torch.Size, padding: Any, stride: Any, dilation: Any, groups: int) -> Tensor:
+        key = (*shape, *padding)
+        packed = self.uses.get(key)
+        if packed is None:
+            ops = torch.ops.mkldnn
+            fresh = ops._reorder_convolution_weight(self.dense, padding, stride, dilation, groups, list(shape))
+            layout = bytes(ops._get_mkldnn_serialized_md(fresh).tolist())
+            packed = self.uses[key] = self.layouts.setdefault(layout, fresh)
+        return packed
+
+
+class FusedConv(nn.Module):
+    """activation(conv(x) + other), with or without the sum and the activation."""
+
+    def __init__(
+        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias, self.act = weight, bias, act
+        stride, padding, dilation, groups = args
+        self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
+        self.spends = False  # the sum is written over `other`, which nobody reads afterwards
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
+            return self._separate(x, other)
+        packed = self.weight(x.shape, *self.where)
+        name, scalars = self.act
+        op = torch.ops.mkldnn._convolution_pointwise
+        if other is None:
+            return op(x, packed, self.bias, *self.where, name, scalars, "")
+        after = None if name == "none" else name
+        if self.spends and other.is_contiguous(memory_format=torch.channels_last):
+            op = torch.ops.mkldnn._convolution_pointwise_
+            return op.binary(other, x, packed, self.bias, *self.where, "add", None, after, scalars, "")
+        other = other.contiguous(memory_format=torch.channels_last)
+        return op.binary(x, other, packed, self.bias, *self.where, "add", None, after, scalars, "")
+
+    def _separate(self, x: Tensor, other: Tensor | None) -> Tensor:
+        padding, stride, dilation, groups = self.where
+        y = F.conv2d(x, self.weight.dense, self.bias, stride, padding, dilation, groups)
+        y = y if other is None else y + other
+        name, scalars = self.act
+        return _SEPARATE[name](y, *scalars)
+
+
+class MovedDepthwise(nn.Module):
+    """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied.
+
+    The same numbers, as long as the map is finite.
+    """
+
+    def __init__(
+        self, mover: Mover, weight: Tensor, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+    ) -> None:
+        super().__init__()
+        self.mover = mover
+        assert mover.windows is not None and mover.shift.site is not None
+        stride, _, dilation, groups = args
+        pad = [w.start for w in mover.windows]
+        self.by_start: dict[tuple[int, int], FusedConv] = {}
+        for y, x in itertools.product(*(range(r) for r in mover.shift.site.rate)):
+            taps = Packing(F.pad(weight, (x, 0, y, 0)))
+            self.by_start[y - pad[0], x - pad[1]] = FusedConv(taps, bias, (stride, pad, dilation, groups), act)
+
+    @staticmethod
+    def fits(
+        mover: Mover, layers: Sequence[SubsamplingLayer], weight: Tensor, args: tuple[Any, ...], size: Sequence[int]
+    ) -> bool:
+        """Whether every selection gives all the outputs that the mover's windows give, on maps of this size."""
+        stride, dilation, groups = _pair(args[0]), _pair(args[2]), args[3]
+        if mover.windows is None or mover.reach is None or mover.shift.site is None:
+            return False
+        steps, rate = mover.shift.steps, mover.shift.site.rate
+        depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
+        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1):
+            return False
+        if any(list(s.values()) != [1] for s in steps) or any(layers[k - 1].rate != rate for s in steps for k in s):
+            return False  # other sites of the layer may thin out more
+        for a in (0, 1):
+            taps = weight.shape[2 + a]
+            wanted = (mover.reach[a] - taps) // stride[a] + 1
+            given = [(size[a] + 2 * mover.windows[a].start - taps - s) // stride[a] + 1 for s in range(rate[a])]
+            if any(count != wanted for count in given):
+                return False
+        return True
+
+    def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
+        places = x.places if isinstance(x, Rows) else tuple((x, r) for r in range(len(states)))
+        starts = [(self.mover.start(s, 0), self.mover.start(s, 1)) for s in states]
+        parts, done = [], 0
+        for t, first, count in neighbours(places, starts):
+            parts.append(self.by_start[starts[done]](t.narrow(0, first, count)))
+            done += count
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(eq=False)
+class Fuser:
+    """Rewrites segments of one network; a weight that several segments use is packed for all of them."""
+
+    layers: Sequence[SubsamplingLayer]
+    packings: dict[tuple[Any, ...], Packing] = field(default_factory=dict)
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        assert isinstance(module, GraphModule)
+        graph = module.graph
+        for i, n in enumerate([n for n in graph.nodes if n.target is aten.conv2d.default]):
+            args = [*n.args, *(None, 1, 0, 1, 1)[len(n.args) - 2 :]]
+            weight, bias = _constant(module, args[1]), _constant(module, args[2])
+            if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
+                continue
+            end, other = _sum_after(n)
+            end, act = _activation_after(end, (other is not None))
+            name, where = f"conv_{i}", tuple(args[3:7])
+            inputs = (args[0],) if other is None else (args[0], other)
+            mover = self._large_mover(module, args[0], weight, where) if other is None else None
+            if mover is not None:
+                module.add_submodule(name, MovedDepthwise(mover, weight, bias, where, act))
+                inputs = args[0].args
+            else:
+                packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
+                module.add_submodule(name, FusedConv(packing, bias, where, act))
+            with graph.inserting_before(end):  # where everything it reads is there
+                fused = graph.call_module(name, inputs)
+            fused.meta = dict(end.meta)
+            if mover is not None:  # parts, and all of them together
+                fused.meta["bytes"] = 2 * end.meta.get("bytes", 0)
+            end.replace_all_uses_with(fused)
+        graph.eliminate_dead_code()
+        _spend(module)
+        module.recompile()
+        return module
+
+    def _large_mover(self, module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]) -> Mover | None:
+        """What moves a large operand for one convolution alone, if that could move its taps instead."""
+        mover = module.get_submodule(str(operand.target)) if operand.op == "call_module" else None
+        if not isinstance(mover, Mover) or _only_user(operand) is None:
+            return None
+        shape = operand.args[0].meta["val"].shape[1:]  # type: ignore[union-attr]
+        large = math.prod(shape) * weight.itemsize >= _LARGE
+        return mover if large and MovedDepthwise.fits(mover, self.layers, weight, where, shape[1:]) else None
+
+
+def _spend(module: GraphModule) -> None:
+    """A sum may be written over its other operand where a packed convolution made that and it is read last here."""
+    order = {n: i for i, n in enumerate(module.graph.nodes)}
+    made = {n: module.get_submodule(n.target) for n in order if n.op == "call_module"}
+    convs = {n: c for n, c in made.items() if isinstance(c, FusedConv)}
+    for n, conv in convs.items():
+        other: Any = n.args[1] if len(n.args) > 1 else None
+        if other in convs and n.args[0] is not other:
+            others = [u for u in other.users if u is not n]
+            if all(order[u] < order[n] and (u in convs or _fresh(u)) for u in others):
+                conv.spends, n.meta["over"] = True, other
+
+
+def _fresh(n: Node) -> bool:
+    """Whether an op's results share no memory with what it reads."""
+    schema = getattr(n.target, "_schema", None)
+    return schema is not None and all(r.alias_info is None for r in schema.returns)
+
+
+def _constant(module: nn.Module, v: Any) -> Tensor | None:
+    return getattr(module, str(v.target), None) if isinstance(v, Node) and v.op == "get_attr" else None
+
+
+def _sum_after(conv: Node) -> tuple[Node, Node | None]:
+    """conv -> the sum that alone reads it, and its other operand, a map of the same shape."""
+    user = _only_user(conv)
+    if user is None or user.target is not aten.add.Tensor or user.kwargs or len(user.args) != 2:
+        return conv, None
+    other = user.args[1] if user.args[0] is conv else user.args[0]
+    if not isinstance(other, Node) or other is conv or not _same_shape(conv, other):
+        return conv, None
+    return user, other
+
+
+def _activation_after(n: Node, summed: bool) -> tuple[Node, tuple[str, list[float]]]:
+    user = _only_user(n)
+    if user is not None and not user.kwargs:
+        if user.target is aten.relu.default:
+            return user, ("relu", [])
+        if user.target is aten.hardtanh.default and not summed:
+            given: list[Any] = list(user.args[1:])
+            return user, ("hardtanh", [float(v) for v in [*given, *(-1.0, 1.0)[len(given) :]]])
+        if user.target in _ALONE and not summed:
+            return user, _ALONE[user.target]
+    return n, ("none", [])
+
+
+def _only_user(n: Node) -> Node | None:
+    return next(iter(n.users)) if len(n.users) == 1 else None
+
+
+def _same_shape(a: Node, b: Node) -> bool:
+    shapes = [getattr(n.meta.get("val"), "shape", None) for n in (a, b)]
+    return shapes[0] is not None and str(shapes[0]) == str(shapes[1])  # as text: comparing symbols would fix them
+
+
+def _pair(v: Any) -> list[int]:
+    values = [int(i) for i in v] if isinstance(v, list | tuple) else [int(v)]
+    return [values[0], values[-1]]

@@ -1,0 +1,7 @@
+"""Graph -> layers: what subsamples, what moves together, where every value lies on the image.
+
+In: a `Graph`. Out: a `Subsampling` (layers, the state space, which operand each selection moves) and the `Report` a
+user reads. `walk` sends coordinates (`positions`) through the graph by `rules`; `grids` recognises regular ones;
+`layers` joins ops that meet again; `states` names selections. Touch: a rule for a new op (`rules`; see
+`unstride.extend`).
+"""

@@ -1,0 +1,95 @@
+"""`unstride.inspect(model, example)`: what a model subsamples, what that costs, and what was left out."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, find_layers, module_path
+from unstride.graph.capture import capture
+
+
+@dataclass(frozen=True)
+class Features:
+    """Where features end and the head begins: the op that makes the last map, and its size if it lies on a grid."""
+
+    op: str
+    map: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        return f"{self.op}, {self.map[0]}x{self.map[1]} cells" if self.map else f"{self.op}, not on a grid"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a model throws away. `print(report)` shows it; `report.to_json()` gives plain data."""
+
+    layers: tuple[SubsamplingLayer, ...]
+    left_out: tuple[LeftOut, ...]
+    unknown: tuple[str, ...]
+    features: Features | None
+    macs: int
+    image: tuple[int, int]
+
+    @property
+    def states(self) -> int:
+        """How many states the network has; a plain forward uses one of them."""
+        count = 1
+        for layer in self.layers:
+            count *= layer.rate[0] * layer.rate[1]
+        return count
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "image": list(self.image),
+            "macs": self.macs,
+            "states": self.states,
+            "layers": [
+                {
+                    "index": layer.index,
+                    "rate": list(layer.rate),
+                    "ops": [{"path": path, "kind": kind} for path, kind in layer.ops],
+                    "stride": list(layer.stride),
+                    "map": list(layer.map),
+                    "cost": layer.cost,
+                }
+                for layer in self.layers
+            ],
+            "left_out": [{"op": x.op, "reason": x.reason} for x in self.left_out],
+            "unknown": list(self.unknown),
+            "features": None
+            if self.features is None
+            else {"op": self.features.op, "map": list(self.features.map) if self.features.map else None},
+        }
+
+    def __str__(self) -> str:
+        h, w = self.image
+        lines = [f"{len(self.layers)} subsampling layers, {self.states} states, {self.macs / 1e9:.2f} GMACs at {h}x{w}"]
+        lines += [f"  {layer}" for layer in self.layers]
+        lines += [f"  features end at {self.features}"] if self.features else []
+        lines += [f"  left out: {x.op}: {x.reason}" for x in self.left_out]
+        lines += [f"  unknown: {u}; strided ops after it may be left out" for u in self.unknown]
+        return "\n".join(lines)
+
+
+def inspect(model: nn.Module, example: Tensor) -> Report:
+    """What `model` subsamples at the example's image size; NothingToSubsample where that is nothing.
+
+    Example: `print(unstride.inspect(model, torch.randn(1, 3, 224, 224)))`.
+    """
+    graph = capture(model, example)
+    found = find_layers(graph)
+    found.require_layers()
+    leaf = next(leaf for leaf in graph.leaves if isinstance(leaf, Node))
+    node = feature_node(graph, found, leaf)
+    grid = found.grid(node) if node is not None else None
+    features = None if node is None else Features(module_path(node), grid.size if grid is not None else None)
+    return Report(
+        layers=found.layers,
+        left_out=found.left_out,
+        unknown=found.unknown,
+        features=features,
+        macs=sum(found.trace.macs.values()),
+        image=graph.size,
+    )

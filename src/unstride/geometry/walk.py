@@ -1,0 +1,162 @@
+"""Send image coordinates through a Graph: where is each value, what thins the grid out, what does each op cost?"""
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from unstride.geometry.positions import (
+    LOST,
+    Lost,
+    Pos,
+    Trace,
+    blank,
+    has_axis,
+    settle,
+)
+from unstride.geometry.rules import FLATTENING, RULES, pointwise, unpool
+from unstride.graph.capture import Graph, run_nodes
+from unstride.graph.ops import arguments, is_pointwise, op_name
+
+
+class Walk:
+    """One pass over the graph with an image of coordinates; the rules below are its table."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
+        self.indices: dict[Node, Tensor] = {}  # whole numbers and masks that are the same for every image
+        self.node: Node | None = None
+
+    def run(self) -> Trace:
+        h, w = self.graph.size
+        image = torch.zeros(1, self.graph.channels, h, w, dtype=self.graph.dtype, device=self.graph.device)
+        shape = (1, self.graph.channels, h, w)
+        y = torch.arange(h, dtype=torch.float32).view(1, 1, h, 1).expand(shape)
+        x = torch.arange(w, dtype=torch.float32).view(1, 1, 1, w).expand(shape)
+        trace = self.trace
+        for n in self.graph.fx.nodes:
+            if n.op == "placeholder":
+                trace.pos[n] = settle(y, x) if n is self.graph.image else None
+                trace.shapes[n] = (
+                    tuple(image.shape) if n is self.graph.image else _shape(self.graph.constants.get(n.name))
+                )
+                self._keep(n, self.graph.constants.get(n.name))
+        with torch.no_grad():
+            for n, value in run_nodes(self.graph, image):
+                trace.shapes[n] = _shape(value)
+                if not isinstance(value, Tensor | tuple | list):
+                    self.values[n] = value
+                self._keep(n, value)
+                trace.macs[n] = macs(n, trace.shapes)
+                self._place(n, value)
+        return trace
+
+    def _keep(self, n: Node, value: Any) -> None:
+        if isinstance(value, Tensor) and not value.is_floating_point() and n not in self.graph.from_image:
+            self.indices[n] = value.to("cpu")
+
+    def _place(self, n: Node, value: Any) -> None:
+        trace = self.trace
+        inputs = [i for i in n.all_input_nodes if trace.pos.get(i) is not None]
+        if not inputs or not isinstance(value, Tensor | tuple | list):
+            trace.pos[n], trace.sources[n] = None, ([], [])
+            return
+        if n.target is operator.getitem:
+            whole = trace.pos[arguments(n)[0]]
+            trace.pos[n] = whole[arguments(n)[1]] if isinstance(whole, list) else whole
+            trace.sources[n] = self._from(n, [arguments(n)[0]])
+            return
+        name = op_name(n)
+        rule = RULES.get(name)
+        if rule is None and is_pointwise(n):
+            rule = pointwise
+        if rule is None:
+            trace.unknown[n] = f"no rule for {name}"
+        self.node = n
+        if rule is None or (any(isinstance(trace.pos[i], Lost) for i in inputs) and rule not in (pointwise, unpool)):
+            shape = value.shape if isinstance(value, Tensor) else ()
+            still = len(shape) > 2 or (len(shape) == 2 and name not in FLATTENING)
+            trace.pos[n] = LOST if still else None
+            trace.sources[n] = (inputs, inputs) if still else ([], [])
+            return
+        trace.pos[n], carriers = rule(self, n, value)
+        trace.sources[n] = self._from(n, carriers)
+
+    def _from(self, n: Node, carriers: list[Node]) -> tuple[list[Node], list[Node]]:
+        out = self.trace.pos[n]
+        kept = out if not isinstance(out, list) else next((p for p in out if p is not None), None)
+
+        def axis(a: int) -> list[Node]:
+            if not has_axis(kept, a):
+                return []
+            return [c for c in dict.fromkeys(carriers) if _axis_of(self.trace.pos.get(c), a)]
+
+        return axis(0), axis(1)
+
+    # -- what rules use
+    def pos(self, n: Any) -> Pos | None:
+        p = self.trace.pos.get(n) if isinstance(n, Node) else None
+        return p if isinstance(p, Pos) else None
+
+    def coords(self, n: Any, a: int) -> Tensor:
+        p = self.pos(n)
+        return p.axis(a) if p is not None else blank(self.trace.shapes[n])
+
+    def fill(self, arg: Any) -> Any:
+        """A node argument that is a Python number (symbolic size) -> its value for one image."""
+        return torch.fx.map_arg(arg, lambda n: self.values.get(n, n))
+
+    def mixing(self, n: Node, mixed: tuple[bool, bool]) -> None:
+        if any(mixed):
+            self.trace.merges[n] = (int(mixed[0]), int(mixed[1]))
+
+
+def _axis_of(p: Any, a: int) -> bool:
+    return any(has_axis(q, a) for q in p) if isinstance(p, list) else has_axis(p, a)
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, tuple | list):
+        return [_shape(v) for v in value]
+    return None
+
+
+# ---------------------------------------------------------------- cost
+def macs(n: Node, shapes: dict[Node, Any]) -> int:
+    """Multiply-accumulates of one op for one image; element-wise work is not counted, as is the custom."""
+    name = op_name(n)
+    out: Any = shapes.get(n)
+    if name in ("conv2d", "conv1d", "conv3d", "convolution", "_convolution") and not (
+        name == "convolution" and arguments(n)[6]
+    ):
+        kernel = shapes[arguments(n)[1]]
+        return math.prod(out) * math.prod(kernel[1:])
+    if name in ("conv_transpose2d", "conv_transpose1d", "convolution"):
+        kernel = shapes[arguments(n)[1]]
+        return math.prod(shapes[arguments(n)[0]]) * math.prod(kernel[1:])
+    if name == "linear":
+        return math.prod(out) * shapes[arguments(n)[1]][-1]
+    if name in ("matmul", "bmm", "mm"):
+        return math.prod(out) * shapes[arguments(n)[0]][-1]
+    if name in ("addmm", "baddbmm"):
+        return math.prod(out) * shapes[arguments(n)[1]][-1]
+    if name == "einsum":
+        left, _ = arguments(n)[0].replace(" ", "").split("->")
+        size: dict[str, int] = {}
+        for term, operand in zip(left.split(","), arguments(n)[1], strict=True):
+            size.update(zip(term, shapes[operand], strict=False))
+        return math.prod(size.values()) if len(arguments(n)[1]) > 1 else 0
+    if "scaled_dot_product" in name:
+        q, k, v = (shapes[arguments(n)[i]] for i in range(3))
+        return math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+    return 0
+
+
+def walk(graph: Graph) -> Trace:
+    """Positions, strided ops and costs of every node, for one image."""
+    return Walk(graph).run()

@@ -1,0 +1,254 @@
+"""model + example -> Graph: batch-dynamic, functional, and the user's model untouched."""
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph as FxGraph
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from unstride.errors import CaptureError, InputError, ModelRaised
+from unstride.graph.functional import functional
+from unstride.graph.questions import Answers, constant_answers
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """What the model computes, one functional op after another, for any batch size.
+
+    `nodes` are in topological order; `constants` holds parameters, buffers and lifted tensors by placeholder name.
+    """
+
+    fx: FxGraph
+    image: Node
+    constants: dict[str, Tensor]
+    leaves: tuple[Any, ...]  # output leaves: nodes, or plain Python values
+    out_spec: pytree.TreeSpec
+    size: tuple[int, int]
+    channels: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [n for n in self.fx.nodes if n.op == "call_function"]
+
+    @functools.cached_property
+    def from_image(self) -> frozenset[Node]:
+        """The image and every value (not size) that is computed from it."""
+        found = {self.image}
+        for n in self.nodes:
+            if not isinstance(n.meta.get("val"), torch.SymInt) and any(i in found for i in n.all_input_nodes):
+                found.add(n)
+        return frozenset(found)
+
+    def index(self, leaf: Node) -> int:
+        """Which of the output leaves a node is."""
+        return next(i for i, x in enumerate(self.leaves) if x is leaf)
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        """Output leaves -> the structure that the model returns (tensor, tuple, dict, ModelOutput)."""
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+    def __repr__(self) -> str:
+        h, w = self.size
+        return f"Graph({len(self.nodes)} ops, image (B, {self.channels}, {h}, {w}), {len(self.leaves)} output(s))"
+
+
+def check_images(images: Any, what: str = "images") -> Tensor:
+    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor (B, C, H, W)")
+    if images.ndim != 4:
+        raise InputError(
+            f"{what}: got shape {tuple(images.shape)}, wanted (B, C, H, W); "
+            "for one image (C, H, W) pass image.unsqueeze(0)"
+        )
+    if not images.is_floating_point():
+        raise InputError(
+            f"{what}: got dtype {images.dtype}, wanted floating point: apply the model's preprocessing first"
+        )
+    if images.shape[0] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
+        raise InputError(f"{what}: got shape {tuple(images.shape)}, wanted at least one image and one pixel")
+    return images
+
+
+@contextlib.contextmanager
+def frozen_eval(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, without gradients; each module's own mode is put back afterwards, whatever happens."""
+    modes = [(m, m.training) for m in model.modules()]
+    try:
+        for m, _ in modes:
+            m.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def capture(model: nn.Module, example: Tensor) -> Graph:
+    """Export `model` once for all batch sizes at the example's image size.
+
+    Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    check_images(example, "example")
+    with frozen_eval(model):
+        # Export would specialise batch 1, so it sees two rows; they differ so that nothing folds into a constant.
+        pair = torch.cat([example[:1], example[:1].flip(-1) + 0.01])
+        triple = torch.cat([pair, example[:1] * 0.5])
+        try:
+            expected = model(triple.clone())
+        except Exception as error:
+            raise ModelRaised(
+                f"the model raised {type(error).__name__} on images of shape {tuple(triple.shape)}: {error}. "
+                "Pass an example of the size, channels, dtype and device that the model accepts."
+            ) from error
+        program = _export(model, pair)
+        graph = _graph(program, pair)
+        _verify(graph, triple, expected)
+    return graph
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export prints whole graphs when it fails; what the user needs is in our error."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
+    batch = ({0: torch.export.Dim.DYNAMIC},)
+    with _quiet():
+        try:
+            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
+            return functional(program)
+        except Exception as error:
+            first = error
+        answers = constant_answers(model, pair)
+        # the slower tracer takes a few models that the first one does not
+        with contextlib.nullcontext() if answers is None else Answers(answers), contextlib.suppress(Exception):
+            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
+            return functional(program)
+    reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
+    raise CaptureError(
+        f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}. "
+        "Models whose control flow or output size depends on pixel values, or whose batch size is fixed, "
+        "cannot be used; wrap the part that is a plain function of the image."
+    ) from first
+
+
+def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
+    signature = program.graph_signature
+    state = {**program.state_dict, **program.constants}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    constants = {placeholder: state[target].detach() for placeholder, target in names.items()}
+    fx = program.graph
+    image = next(n for n in fx.nodes if n.op == "placeholder" and n.name == signature.user_inputs[0])
+    outputs = list(next(n for n in fx.nodes if n.op == "output").args[0])
+    kinds = [spec.kind.name for spec in signature.output_specs]
+    leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
+    out_spec = program.call_spec.out_spec
+    if out_spec is None or not any(isinstance(leaf, Node) for leaf in leaves):
+        raise CaptureError(
+            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
+        )
+    for n in fx.nodes:
+        if free_unbacked_symbols(n.meta.get("val")):
+            raise CaptureError(
+                f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
+                "Wrap the part that gives outputs of a fixed size."
+            )
+    return Graph(
+        fx=fx,
+        image=image,
+        constants=constants,
+        leaves=leaves,
+        out_spec=out_spec,
+        size=(int(pair.shape[2]), int(pair.shape[3])),
+        channels=int(pair.shape[1]),
+        dtype=pair.dtype,
+        device=pair.device,
+    )
+
+
+def run_nodes(graph: Graph, images: Tensor) -> Iterator[tuple[Node, Any]]:
+    """Execute node by node, yielding each node with its value; a value is dropped after its last use."""
+    env: dict[Node, Any] = {}
+    for n in graph.fx.nodes:
+        if n.op == "placeholder":
+            env[n] = images if n is graph.image else graph.constants.get(n.name)
+    last: dict[Node, Node] = {}
+    for n in graph.nodes:
+        for source in n.all_input_nodes:
+            last[source] = n
+    for n in graph.nodes:
+        args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda a: env[a])
+        value = n.target(*args, **kwargs)  # type: ignore[operator]
+        env[n] = value
+        yield n, value
+        for source in n.all_input_nodes:
+            if last[source] is n:
+                env.pop(source, None)
+
+
+def _verify(graph: Graph, images: Tensor, expected: Any) -> None:
+    """The graph must give what the model gave, for other batch sizes than the one it was captured with."""
+    wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor)]
+    total = images.shape[0]
+    # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
+    for count, slack in ((total, 1), (1, 50)):
+        for value, reference in zip(_outputs(graph, images[:count]), wanted, strict=True):
+            rows = reference.shape[0] * count // total
+            if value.shape != (rows, *reference.shape[1:]):
+                raise CaptureError(
+                    f"an output has shape {tuple(reference.shape)} for {total} images and "
+                    f"{tuple(value.shape)} for {count}: the first dimension of every output must be the batch"
+                )
+            gap = _gap(value, reference[: value.shape[0]])
+            if not gap <= slack * tolerance(reference.dtype):
+                what = "the graph differs from the model" if count == total else "an image alone and in a batch differ"
+                raise CaptureError(
+                    f"{what} by {gap:.1e} (relative): the model is not a deterministic function of each image alone"
+                )
+
+
+def _outputs(graph: Graph, images: Tensor) -> list[Any]:
+    nodes = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
+    found: dict[Node, Any] = {n: value for n, value in run_nodes(graph, images) if n in nodes}
+    found[graph.image] = images
+    return [found[n] if n in found else graph.constants[n.name] for n in nodes]
+
+
+def _gap(value: Tensor, reference: Tensor) -> float:
+    if reference.numel() == 0 or not reference.is_floating_point():
+        return 0.0 if torch.equal(value, reference) else float("inf")
+    scale = reference.abs().amax().clamp(min=1e-6)
+    close = torch.where(value.isnan() & reference.isnan(), 0.0, (value - reference).abs() / scale)
+    return float(close.amax())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two orders of the same sums may lie apart, relative to the largest value."""
+    return {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}.get(dtype, 2e-4)

@@ -1,0 +1,97 @@
+"""Files that unstride writes: safetensors with a JSON header, written all or nothing, checked when read."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from unstride.errors import ArtefactError
+from unstride.jobs.fingerprint import digest
+
+VERSION = 1
+_HEADER = "unstride"
+
+
+def write_artefact(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Path:
+    """`write_artefact("a.safetensors", {"w": w}, {"kind": "attention", ...})`.
+
+    `meta["kind"]` says what the file is. A crash at any time leaves the old file or the new one, never a part of one.
+    """
+    path = Path(path)
+    if "kind" not in meta:
+        raise ValueError('meta must have a "kind"')
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    header = {"version": VERSION, "sha256": digest(kept), "meta": dict(meta)}
+    data = save(kept, metadata={_HEADER: json.dumps(header)})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise ArtefactError(
+            f"cannot write {path}: {error.strerror or error}. Give a path in a folder you may write to."
+        ) from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise ArtefactError(f"cannot write {path}: {error.strerror or error}.") from error
+    _sync_folder(path.parent)
+    return path
+
+
+def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`tensors, meta = read_artefact("a.safetensors", "attention")`; an ArtefactError for any other file."""
+    path = Path(path)
+    if not path.is_file():
+        raise ArtefactError(f"{path} is not a file. Give the path of a file that unstride saved.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            raw = (file.metadata() or {}).get(_HEADER)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtefactError(f"{path} is damaged or not a safetensors file ({error}). Save it again.") from error
+    if raw is None:
+        raise ArtefactError(f"{path} is a safetensors file, but not one that unstride saved. Give a saved {kind} file.")
+    try:
+        header = json.loads(raw)
+        version, sha, meta = int(header["version"]), header["sha256"], dict(header["meta"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{path} has an unreadable unstride header ({error}). Save it again.") from error
+    if version > VERSION:
+        raise ArtefactError(f"{path} has format {version}, this unstride reads up to {VERSION}. Upgrade unstride.")
+    if meta.get("kind") != kind:
+        raise ArtefactError(f"{path} holds {meta.get('kind')!r}, wanted {kind!r}. Give a saved {kind} file.")
+    if sha != digest(tensors):
+        raise ArtefactError(f"{path} is damaged: its tensors are not those that were saved. Save it again.")
+    return tensors, meta
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself survives a power cut only once the folder is on disk; not every system can do that."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)

@@ -1,0 +1,235 @@
+"""What a frozen network says about many states of an image, computed once: aligned maps, criteria, the label."""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
+
+from unstride.engine.engine import Request
+from unstride.errors import ArtefactError, DataError, InputError
+from unstride.geometry.states import State
+from unstride.graph.capture import check_images
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.procedure.aggregate import entropy
+from unstride.procedure.align import Offset, align, align_covered
+from unstride.procedure.options import Options
+from unstride.procedure.search import Search
+from unstride.procedure.tasks import Plan
+
+KIND = "pools"
+COARSE = 4  # cells a side: light and colour, not shape
+SHARP = 0.05  # a state of criterion c is expanded with probability ~ 1 / (c + SHARP)
+Draw = Callable[[str], "Search | Sequence[State]"]  # image key -> how its states are found
+
+
+@dataclass(eq=False)
+class SampledSearch(Search):
+    """The search of training: the state to expand is drawn, the more often the lower its criterion."""
+
+    seed: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.random = random.Random(self.seed)
+
+    def _pop(self, scores: Sequence[float]) -> tuple[int, int]:
+        waiting = sorted(self._open)
+        i = self.random.choices(waiting, [1.0 / (max(scores[i], 0.0) + SHARP) for i in waiting])[0]
+        return i, self._open[i][0]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """One image: aligned maps (S, C, H, W) of its states in visited order, their criteria (S,), and its class."""
+
+    maps: Tensor
+    criteria: Tensor
+    label: int
+
+    @property
+    def bytes(self) -> int:
+        return self.maps.nbytes + self.criteria.nbytes
+
+
+def image_key(image: Tensor, label: int) -> str:
+    sha = hashlib.sha256(f"{label} {tuple(image.shape)} {image.dtype}".encode())
+    sha.update(image.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return sha.hexdigest()[:32]
+
+
+def unfamiliar(images: Tensor, seeds: Sequence[str]) -> Tensor:
+    """Images (B, C, H, W) that the network does not know by heart: fine detail kept, the coarse light of 4 x 4 cells
+    redrawn with the image's own mean and spread, the same for a seed whatever the batch.
+    """
+    coarse = adaptive_avg_pool2d(images.float(), COARSE)
+    drawn = torch.stack(
+        [torch.randn(coarse.shape[1:], generator=torch.Generator().manual_seed(_number(seed))) for seed in seeds]
+    ).to(coarse)
+    new = coarse.mean((2, 3), keepdim=True) + coarse.flatten(2).std(2)[..., None, None] * drawn
+    light = interpolate(new - coarse, size=images.shape[2:], mode="bilinear", align_corners=False)
+    return (images.float() + light).to(images.dtype)
+
+
+def _number(seed: str) -> int:
+    return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:7], "big")
+
+
+def draw_pools(plan: Plan, images: Tensor, labels: Sequence[int], draw: Draw, options: Options) -> list[Pool]:
+    """Run the states that `draw` asks for. The criterion is the entropy of a state's own prediction."""
+    target = plan.targets[0]
+    run = plan.engine.start(images)
+    asked = [draw(image_key(x, y)) for x, y in zip(images, labels, strict=True)]
+    maps: list[list[Tensor]] = [[] for _ in labels]
+    scores: list[list[float]] = [[] for _ in labels]
+
+    def take(requests: list[Request], values: Tensor) -> None:
+        own = entropy(target.finish(values)).tolist()
+        for (i, _), m, h in zip(requests, aligned(plan, requests, values, options), own, strict=True):
+            maps[i].append(m)
+            scores[i].append(h)
+
+    take([(i, plan.found.space.zero) for i in range(len(labels))], run.plain[target.tap])
+    searched = any(isinstance(a, Search) for a in asked)
+    levels = [layer - 1 for layer in options.layers] if searched else range(plan.engine.depth)
+    given = [[] if isinstance(a, Search) else [s for s in a if s != plan.found.space.zero] for a in asked]
+    while True:
+        requests = []
+        for i, a in enumerate(asked):
+            new = a.next(scores[i]) if isinstance(a, Search) else given[i]
+            requests += [(i, s) for s in new]
+            given[i] = []
+        if not requests:
+            break
+        take(requests, run.add(requests, keep=levels if searched else ())[0])
+    return [
+        Pool(compact(torch.stack(m)), torch.tensor(h), int(y)) for m, h, y in zip(maps, scores, labels, strict=True)
+    ]
+
+
+def aligned(plan: Plan, requests: Sequence[Request], values: Tensor, options: Options) -> list[Tensor]:
+    """Rows of the tap -> maps on the plain network's grid, as the attention sees them; equal offsets move together."""
+    target = plan.targets[0]
+    maps = plan.maps(values, target).float()
+    if target.grid is None or not options.align:
+        return list(maps)
+    move = align_covered if options.border == "renormalise" else align
+    rows: dict[Offset, list[int]] = {}
+    for row, (_, state) in enumerate(requests):
+        rows.setdefault(plan.offset(state, target), []).append(row)  # type: ignore[arg-type]
+    out: list[Tensor] = [maps[0]] * len(requests)
+    for offset, where in rows.items():
+        for row, m in zip(where, move(maps[where], offset), strict=True):
+            out[row] = m
+    return out
+
+
+def compact(maps: Tensor) -> Tensor:
+    """Half precision where the values fit: half the memory, and a thousand times finer than what training changes."""
+    half = maps.half()
+    return half if bool(torch.isfinite(half).all()) else maps
+
+
+def batches(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, list[int]]]:
+    """(images, labels) of a loader, checked."""
+    some = False
+    for batch in loader:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise InputError(f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels)")
+        images, labels = batch
+        check_images(images, f"{what} images")
+        labels = torch.as_tensor(labels)
+        if labels.shape != (len(images),) or labels.is_floating_point():
+            raise InputError(
+                f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {len(images)} images; wanted an integer each"
+            )
+        some = True
+        yield images, [int(y) for y in labels]
+    if not some:
+        raise DataError(f"{what}: the loader gave no batch")
+
+
+def check_labels(labels: Iterable[int], classes: int) -> None:
+    wrong = [y for y in labels if not 0 <= y < classes]
+    if wrong:
+        raise DataError(f"label {wrong[0]} for a model of {classes} classes (0 to {classes - 1})")
+
+
+def reusable(loader: Iterable[Any], what: str) -> None:
+    if not hasattr(loader, "__iter__"):
+        raise InputError(f"{what}: got {type(loader).__name__}, wanted batches (images, labels), e.g. a DataLoader")
+    if iter(loader) is loader:
+        raise InputError(f"{what}: an iterator can be read once only; pass a DataLoader or a list of batches")
+
+
+@dataclass(eq=False)
+class Store:
+    """Pools by image, in memory or in the files of a folder that several processes and a later run share."""
+
+    folder: Path | None
+    bytes: int = 0
+    _memory: dict[str, Pool] = field(default_factory=dict)
+    _files: dict[str, Path] = field(default_factory=dict)
+    _open: dict[Path, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scan()
+
+    def scan(self) -> None:
+        """Know what lies in the folder; a damaged file is thrown away, and its images are computed again."""
+        for path in sorted(self.folder.glob("*.safetensors")) if self.folder is not None else ():
+            if path in self._files.values():
+                continue
+            try:
+                tensors, meta = read_artefact(path, KIND)
+                known = dict.fromkeys(meta["images"], path)
+            except (ArtefactError, KeyError, TypeError):
+                path.unlink(missing_ok=True)
+                continue
+            self._files.update(known)
+            self.bytes += sum(t.nbytes for t in tensors.values())
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._memory or key in self._files
+
+    def add(self, pools: dict[str, Pool]) -> None:
+        if not pools:
+            return
+        self.bytes += sum(p.bytes for p in pools.values())
+        if self.folder is None:
+            self._memory.update(pools)
+            return
+        tensors = {f"{k}.{name}": getattr(p, name) for k, p in pools.items() for name in ("maps", "criteria")}
+        meta = {"kind": KIND, "images": {k: p.label for k, p in pools.items()}}
+        name = hashlib.sha256(" ".join(sorted(pools)).encode()).hexdigest()[:24]
+        path = write_artefact(self.folder / f"{name}.safetensors", tensors, meta)
+        self._files.update(dict.fromkeys(pools, path))
+
+    def clear(self) -> None:
+        for path in set(self._files.values()):
+            path.unlink(missing_ok=True)
+        self._memory.clear()
+        self._files.clear()
+        self._open.clear()
+        self.bytes = 0
+
+    def __getitem__(self, key: str) -> Pool:
+        if key in self._memory:
+            return self._memory[key]
+        path = self._files[key]
+        if path not in self._open:
+            file = safe_open(path, framework="pt")
+            self._open[path] = (file, _labels(file))
+        file, labels = self._open[path]
+        return Pool(file.get_tensor(f"{key}.maps"), file.get_tensor(f"{key}.criteria"), labels[key])
+
+
+def _labels(file: Any) -> dict[str, int]:
+    return dict(json.loads(file.metadata()["unstride"])["meta"]["images"])

@@ -1,0 +1,7 @@
+"""Values -> predictions.
+
+In: what the engine computed for each state. Out: a `Prediction` per image. `search` asks for states, `stopping` ends
+it, `align` and `stitch` lay maps on one grid, `aggregate` merges them, `tasks` says what an output means, `run` is
+the loop, `static` the same for a fixed set of states in one exportable module, `windows` for large images. Touch: a
+way to merge, a rule to stop.
+"""

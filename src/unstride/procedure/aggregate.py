@@ -1,0 +1,202 @@
+"""Many maps into one. Mean and entropy stream: memory does not grow with the budget; attention sees all states."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unstride.engine.movers import empty_like
+from unstride.procedure.align import Offset, add_aligned, align, align_covered, coverage
+
+BORDERS = ("renormalise", "zeros")
+ALL = slice(None)
+
+
+def two_class(logits: Tensor, dim: int = 1) -> Tensor:
+    """One logit per item means sigmoid: the same as two classes with logits (0, z)."""
+    return logits if logits.shape[dim] > 1 else torch.cat([torch.zeros_like(logits), logits], dim)
+
+
+def entropy(logits: Tensor, dim: int = 1) -> Tensor:
+    """Entropy of the predicted distribution divided by log K: 0 is certain, 1 knows nothing."""
+    logits = two_class(logits, dim).float()
+    logp = logits.log_softmax(dim)
+    return -(logp.exp() * logp).sum(dim) / math.log(logits.shape[dim])
+
+
+class Accumulator(Protocol):
+    """Takes the maps (R, C, H, W), or vectors (R, C), of the neighbouring `images` in one state, state after state."""
+
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None: ...
+    def value(self, images: slice | list[int] = ALL) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class WeightedMean:
+    """sum w Align(f) / sum w of `count` images, w (R,) or, where nothing is left to align, maps (R, H, W)."""
+
+    count: int = 1
+    border: str = "renormalise"
+    total: Tensor | None = None
+    weight: Tensor | None = None
+
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
+        f = f.float()
+        if self.total is None or self.weight is None:
+            self.total = _filled(self.count, f, 0.0)
+            self.weight = f.new_zeros((self.count, 1, *f.shape[2:]))
+        scale = weight.view(len(f), 1, *(weight.shape[1:] or [1] * (f.ndim - 2)))
+        if offset is None or offset.still or f.ndim == 2:
+            self.total[images].addcmul_(f, scale)
+            self.weight[images].add_(scale)
+        else:
+            add_aligned(self.total[images], f * scale, offset)
+            inside = coverage((f.shape[2], f.shape[3]), offset, f) if self.border == "renormalise" else 1.0
+            self.weight[images].add_(inside * scale)
+
+    def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
+        """Add logit maps, pixel by pixel by how sure the aligned map is; returns these weights (R, H, W).
+
+        Weighed before it is aligned, as the paper does not, sure cells spread over unsure ones beside them.
+        """
+        f = f.float()
+        inside: float | Tensor = 1.0
+        if offset is not None and self.border == "renormalise":
+            inside = coverage((f.shape[2], f.shape[3]), offset, f)
+            f = align_covered(f, offset)
+        elif offset is not None:
+            f = align(f, offset)
+        weight = (1.0 - entropy(f)) * inside
+        self.add(images, f, weight, None)
+        return weight
+
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
+        assert self.total is not None and self.weight is not None
+        return self.total[images] / self.weight[images].clamp(min=1e-12)
+
+
+@dataclass(eq=False)
+class Maximum:
+    """The largest value over the states, cell by cell: a baseline."""
+
+    count: int = 1
+    border: str = "renormalise"
+    best: Tensor | None = None
+
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
+        f = f.float()
+        if offset is not None and f.ndim == 4:
+            if self.border == "renormalise":
+                inside = coverage((f.shape[2], f.shape[3]), offset, f) > 0
+                f = align_covered(f, offset).masked_fill(~inside, -math.inf)
+            else:
+                f = align(f, offset)
+        if self.best is None:
+            self.best = _filled(self.count, f, -math.inf)
+        torch.maximum(self.best[images], f, out=self.best[images])
+
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
+        assert self.best is not None
+        return self.best[images]
+
+
+def _filled(count: int, like: Tensor, value: float) -> Tensor:
+    """A tensor (count, ...) laid out as `like` (R, ...): sums over slices of maps are slow in another layout."""
+    return empty_like([count, *like.shape[1:]], like).fill_(value)
+
+
+class Attention(nn.Module):
+    """The learned aggregation: scalar queries and keys per location, values are the maps, `w_o` starts at 0 (the mean).
+
+    `1/B sum_s (f_s + w_o * sum_s' W_ss' f_s')`, `W = softmax(q k^T)`. Trained at one budget, usable at any.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.query = nn.Linear(channels, 1)
+        self.key = nn.Linear(channels, 1)
+        self.out = nn.Parameter(torch.zeros(channels))
+
+    def received(self, f: Tensor) -> Tensor:
+        """Attention that each state receives, averaged over the states that give it: (N, S, C, ...) -> (N, S, ...)."""
+        last = f.movedim(2, -1)
+        return _received(self.query(last)[..., 0], self.key(last)[..., 0])
+
+    def project(self, f: Tensor) -> Tensor:
+        """Query and key of maps (R, C, ...) -> (R, 2, ...), which is all that their criterion needs."""
+        weight = torch.cat([self.query.weight, self.key.weight])
+        bias = torch.cat([self.query.bias, self.key.bias])
+        both = weight @ f.reshape(len(f), self.channels, -1) + bias[:, None]
+        return both.view(len(f), 2, *f.shape[2:])
+
+    def forward(self, f: Tensor) -> Tensor:
+        """(N, S, C, ...) -> (N, C, ...)."""
+        got = self.received(f).unsqueeze(2)
+        out = self.out.view(-1, *[1] * (f.ndim - 3))
+        return f.mean(1) + out * (got * f).sum(1)
+
+    def criterion(self, f: Tensor) -> Tensor:
+        """1 / the attention a state receives, over all locations: (N, S, C, ...) -> (N, S). Lower is better.
+
+        The paper sums W over its normalised index, which is always 1; what it argues for, "contributes the most to the
+        aggregate", is the other sum.
+        """
+        return _criterion(self.received(f))
+
+
+def _received(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q k^T) summed over those who give it: queries and keys (N, S, ...) -> (N, S, ...)."""
+    return (q.unsqueeze(2) * k.unsqueeze(1)).softmax(2).mean(1)
+
+
+def _criterion(received: Tensor) -> Tensor:
+    got = received * received.shape[1]
+    return 1.0 / got.flatten(2).mean(2).clamp(min=1e-12) if got.ndim > 2 else 1.0 / got.clamp(min=1e-12)
+
+
+@dataclass(eq=False)
+class Attended:
+    """Keeps the aligned maps of each image for the attention, and of each the query and key: a step costs no more."""
+
+    attention: Attention
+    count: int = 1
+    border: str = "renormalise"
+    maps: list[list[Tensor]] = field(init=False)
+    pairs: list[list[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.maps, self.pairs = [[] for _ in range(self.count)], [[] for _ in range(self.count)]
+
+    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
+        f = f.float()
+        if offset is not None and f.ndim == 4:
+            f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
+        for i, own, pair in zip(range(self.count)[images], f, self.attention.project(f), strict=True):
+            self.maps[i].append(own)
+            self.pairs[i].append(pair)
+
+    def _received(self, image: int) -> Tensor:
+        q, k = torch.stack(self.pairs[image], 1)[:, None]
+        return _received(q, k)
+
+    def value(self, images: slice | list[int] = ALL) -> Tensor:
+        chosen = range(self.count)[images] if isinstance(images, slice) else images
+        out = _filled(len(chosen), self.maps[chosen[0]][0][None], 0.0)
+        for i, total in zip(chosen, out, strict=True):
+            self._add_up(i, total)
+        return out
+
+    def _add_up(self, image: int, total: Tensor) -> None:
+        maps, attended = self.maps[image], torch.zeros_like(total)
+        for f, got in zip(maps, self._received(image)[0], strict=True):  # one by one: no second copy of all maps
+            total += f
+            attended.addcmul_(got, f)
+        if len(maps) > 1:  # budget 1 is the model, whatever was learned
+            total.div_(len(maps)).addcmul_(self.attention.out.view(-1, *[1] * (total.ndim - 1)), attended)
+
+    def criteria(self, image: int) -> list[float]:
+        with torch.no_grad():
+            return _criterion(self._received(image))[0].tolist()

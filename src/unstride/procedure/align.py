@@ -1,0 +1,113 @@
+"""Maps of different states on one grid: the closed-form two-tap filter, with the true geometry.
+
+Resizing a map to image resolution (nearest), moving it by Delta and averaging back is, per axis,
+`(1 - a) f[n - k] + a f[n - k - 1]` with `Delta / T = k + a`: nothing is ever upsampled.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unstride.geometry.grids import Grid
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Delta / T of a state per axis, split into whole cells and the fraction of a cell."""
+
+    cells: tuple[int, int]
+    fraction: tuple[float, float]
+
+    @classmethod
+    def of(cls, displacement: tuple[float, float], spacing: tuple[float, float]) -> "Offset":
+        cells, fraction = [], []
+        for d, t in zip(displacement, spacing, strict=True):
+            ratio = d / t if t else 0.0
+            k = math.floor(ratio + 1e-6)
+            cells.append(k)
+            fraction.append(max(0.0, ratio - k) if abs(ratio - k) > 1e-6 else 0.0)
+        return cls((cells[0], cells[1]), (fraction[0], fraction[1]))
+
+    @property
+    def still(self) -> bool:
+        return self.cells == (0, 0) and self.fraction == (0.0, 0.0)
+
+    def taps(self) -> list[tuple[int, int, float]]:
+        """(rows, columns, weight) of the up to four cells that a moved map is made of."""
+        out = []
+        for dy, wy in ((0, 1 - self.fraction[0]), (1, self.fraction[0])):
+            for dx, wx in ((0, 1 - self.fraction[1]), (1, self.fraction[1])):
+                if wy * wx > 0:
+                    out.append((self.cells[0] + dy, self.cells[1] + dx, wy * wx))
+        return out
+
+
+def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
+    """total += Align(f) for maps (..., H, W), in place; what has no source adds nothing."""
+    h, w = f.shape[-2:]
+    for y, x, weight in offset.taps():
+        if y < h and x < w:
+            total[..., y:, x:].add_(f[..., : h - y, : w - x], alpha=weight)
+
+
+def align(f: Tensor, offset: Offset) -> Tensor:
+    """Align maps (..., H, W) with zeros where it has no source: the paper's border rule."""
+    if offset.still:
+        return f
+    out = torch.zeros_like(f)
+    add_aligned(out, f, offset)
+    return out
+
+
+def coverage(size: tuple[int, int], offset: Offset, like: Tensor) -> Tensor:
+    """How much of each cell (1, H, W) of the aligned map comes from inside the state's own map, from 0 to 1."""
+    make = _small_coverage if size[0] * size[1] <= 4096 else _coverage
+    return make(size, offset, like.dtype, like.device)
+
+
+def _coverage(size: tuple[int, int], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # what is kept must be usable in a fit, too
+        out = torch.zeros((1, *size), dtype=dtype, device=device)
+        add_aligned(out, torch.ones_like(out), offset)
+    return out
+
+
+_small_coverage = functools.lru_cache(maxsize=1024)(_coverage)  # few states and sizes come again and again
+
+
+def align_covered(f: Tensor, offset: Offset) -> Tensor:
+    """Align maps and divide by their coverage: at the border the nearest cell goes on."""
+    if offset.still:
+        return f
+    part = coverage((f.shape[-2], f.shape[-1]), offset, f)
+    return align(f, offset).div_(part.clamp(min=1e-12))
+
+
+def to_map(value: Tensor, grid: Grid) -> Tensor:
+    """A value on a grid -> (B, C, H, W), whatever its own layout (channels last, tokens)."""
+    if grid.tokens:
+        d = grid.dims[0]
+        assert d is not None
+        value = value.unflatten(d, grid.size)
+        dims = (d, d + 1)
+    else:
+        dims = tuple(range(value.ndim))[-2:] if None in grid.dims else grid.dims  # type: ignore[assignment]
+    value = value.movedim(dims, (-2, -1))
+    return value.flatten(1, -3) if value.ndim != 4 else value
+
+
+def from_map(maps: Tensor, like: Tensor, grid: Grid) -> Tensor:
+    """The inverse of `to_map`: (B, C, H, W) -> the layout of `like` (its batch may differ)."""
+    if grid.tokens:
+        d = grid.dims[0]
+        assert d is not None
+        inner = [s for i, s in enumerate(like.shape) if i not in (0, d)]
+        value = maps.reshape(maps.shape[0], *inner, *grid.size).movedim((-2, -1), (d, d + 1))
+        return value.flatten(d, d + 1)
+    dims = (like.ndim - 2, like.ndim - 1) if None in grid.dims else grid.dims
+    inner = [s for i, s in enumerate(like.shape) if i != 0 and i not in dims]
+    size = [like.shape[d] for d in dims]  # type: ignore[index]
+    return maps.reshape(maps.shape[0], *inner, *size).movedim((-2, -1), dims)  # type: ignore[arg-type]

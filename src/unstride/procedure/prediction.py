@@ -1,0 +1,117 @@
+"""What `explain` tells of one image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.geometry.states import State
+from unstride.procedure.aggregate import two_class
+from unstride.procedure.search import Expansion
+from unstride.procedure.tasks import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Visited:
+    """One state of one image: its criterion when the search ended, its weight in the aggregate, its own logits."""
+
+    state: State
+    criterion: float
+    weight: float
+    logits: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The answer for one image, the plain network's, and all that lies between.
+
+    `agreement` is the share of states (segmentation: of states and pixels) that give the final class; `spread` is the
+    mutual information between state and class in nats, an uncertainty that one forward pass cannot give (segmentation:
+    a map (H, W)). In segmentation a state's own logits lie where its grid does, and are compared where they belong.
+    """
+
+    logits: Tensor
+    plain: Tensor
+    states: tuple[Visited, ...]
+    expansions: tuple[Expansion, ...]
+    macs: int
+    plain_macs: int
+    agreement: float
+    spread: Tensor
+    stopped: str
+
+    @property
+    def cost(self) -> float:
+        """MACs used, as a multiple of a plain forward."""
+        return self.macs / self.plain_macs
+
+    def to_json(self) -> dict[str, Any]:
+        if self.logits.ndim != 1:
+            raise TypeError("only classification predictions have a JSON form; save segmentation maps as arrays")
+        return {
+            "logits": self.logits.tolist(),
+            "plain": self.plain.tolist(),
+            "states": [
+                {"state": [list(s) for s in v.state.selections], "criterion": v.criterion, "weight": v.weight}
+                for v in self.states
+            ],
+            "expansions": [{"state": [list(s) for s in e.state.selections], "layer": e.layer} for e in self.expansions],
+            "macs": self.macs,
+            "plain_macs": self.plain_macs,
+            "agreement": self.agreement,
+            "spread": float(self.spread.mean()),
+            "stopped": self.stopped,
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"Prediction({len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
+            f"spread {float(self.spread.mean()):.3f}, stopped: {self.stopped})"
+        )
+
+
+def moved(plan: Plan, state: State, size: tuple[int, int]) -> tuple[int, int]:
+    """How far a state's own output (H, W) lies beyond the plain one, in its pixels (rows, columns)."""
+    offset, grid = plan.offset(state, plan.targets[0]), plan.targets[0].grid
+    if offset is None or grid is None:
+        return 0, 0
+    shift = [
+        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * size[a] / plan.graph.size[a]) for a in (0, 1)
+    ]
+    return min(shift[0], size[0] - 1), min(shift[1], size[1] - 1)
+
+
+def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[tuple[int, int]]) -> tuple[float, Tensor]:
+    """Agreement with the final logits (K, ...), and the spread (...), of states whose maps lie beyond it by `shifts`.
+
+    A pixel that a state does not cover is decided by the others.
+    """
+    best = two_class(final[None])[0].argmax(0)
+    first = two_class(own[0][None].float())[0]
+    total, within, count = torch.zeros_like(first), torch.zeros_like(first[0]), torch.zeros_like(first[0])
+    same = pixels = 0
+    for logits, (y, x) in zip(own, shifts, strict=True):
+        p = two_class(logits[None].float())[0].softmax(0)
+        here: Any = ...
+        if p.ndim == 3:
+            here, (h, w) = (..., slice(y, None), slice(x, None)), p.shape[1:]
+            p = p[:, : h - y, : w - x]
+        total[here] += p
+        within[here] += _entropy(p)
+        count[here] += 1
+        equal = p.argmax(0) == best[here]
+        same, pixels = same + int(equal.sum()), pixels + equal.numel()
+    return same / pixels, (_entropy(total / count) - within / count).clamp(min=0)
+
+
+def _entropy(p: Tensor) -> Tensor:
+    return -(p * p.clamp(min=1e-12).log()).sum(0)
+
+
+def cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
+    """Cut the part of a map (.., H, W) that belongs to the image off the padding."""
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < 2:
+        return leaf
+    return leaf[..., : round(leaf.shape[-2] * crop[0]), : round(leaf.shape[-1] * crop[1])]

@@ -1,0 +1,221 @@
+"""The procedure for a batch of images: search, align, aggregate. Images advance together; each has its own search."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from unstride.engine.engine import Request
+from unstride.engine.store import Key
+from unstride.errors import OptionError
+from unstride.geometry.states import State
+from unstride.procedure.aggregate import Accumulator, Attended, Maximum, WeightedMean, entropy, two_class
+from unstride.procedure.options import Options
+from unstride.procedure.search import Search, random_score
+from unstride.procedure.stitch import Stitched
+from unstride.procedure.stopping import Progress
+from unstride.procedure.tasks import Plan, Target
+
+
+@dataclass(eq=False)
+class ImageRun:
+    """One image under way."""
+
+    search: Search
+    scores: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    tops: list[Tensor] = field(default_factory=list)  # each state's own class, for agreement
+    logits: list[Tensor] = field(default_factory=list)  # each state's own logits, only when explaining
+    at: dict[int, Tensor] = field(default_factory=dict)  # aggregate of the main output at the asked budgets
+    stopped: str = ""
+
+    @property
+    def done(self) -> bool:
+        return bool(self.stopped)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Per image what happened and its MACs; for all images the aggregate of each target, and the plain network's other
+    outputs.
+    """
+
+    runs: list[ImageRun]
+    macs: list[int]
+    sums: list[Accumulator]
+    others: dict[int, Tensor]
+
+
+def run_procedure(
+    plan: Plan, images: Tensor, options: Options, budgets: Sequence[int] = (), explain: bool = False
+) -> Outcome:
+    """Search and aggregate. `budgets`: also keep the aggregate as it stood at these numbers of states."""
+    run = plan.engine.start(images)
+    head_macs = sum(t.head.macs for t in plan.targets if t.head is not None)
+    costs = [layer.cost for layer in plan.found.layers]
+    runs = [ImageRun(Search(plan.found.space, options.layers, options.budget, options.order, costs)) for _ in images]
+    zero = plan.found.space.zero
+    sums = [_accumulator(plan, t, options, len(images)) for t in plan.targets]
+    step = _Step(plan, options, runs, sums, frozenset(budgets), explain)
+    step.take([(i, zero) for i in range(len(runs))], [run.plain[t.tap] for t in plan.targets])
+    if options.states is None:
+        levels = [layer - 1 for layer in options.layers]
+        run.keep(levels)
+        ask: Callable[[ImageRun], list[State]] = lambda image: image.search.next(image.scores)  # noqa: E731
+    else:
+        levels = list(range(plan.engine.depth))
+        rest = [s for s in options.states if s != zero]
+        ask = lambda image: rest if len(image.scores) == 1 else []  # noqa: E731
+    while True:
+        asked: dict[int, list[State]] = {}
+        last = True
+        for i, image in enumerate(runs):
+            if image.done:
+                continue
+            new = ask(image)
+            if not new:
+                image.stopped = "budget" if len(image.scores) >= options.budget else "no states left"
+                if options.states is not None:
+                    image.stopped = "all given states"
+            asked[i] = new
+            last &= len(image.search.visited) >= options.budget
+        requests = _by_state(asked)
+        if not requests:
+            break
+        ahead = _ahead(runs) if plan.engine.bounded and not last else []
+        values = dict(zip(plan.engine.taps, run.add(requests, () if last else levels, ahead), strict=True))
+        step.take(requests, [values[t.tap] for t in plan.targets])  # two outputs may come from one tap
+        del values  # not beside the next ones
+    macs = [m + head_macs * len(r.scores) for m, r in zip(run.macs, runs, strict=True)]
+    others = {i: run.plain[leaf] for i, leaf in enumerate(plan.graph.leaves) if leaf in run.plain}
+    return Outcome(runs, macs, sums, others)
+
+
+def _by_state(asked: dict[int, list[State]]) -> list[Request]:
+    """What the images ask for, state by state, as the engine computes it; an image's own states stay in order."""
+    turns = zip_longest(*([(i, s) for s in states] for i, states in asked.items()))
+    requests = [r for turn in turns for r in turn if r is not None]
+    in_order = all(states == sorted(states, key=lambda s: s.selections) for states in asked.values())
+    return sorted(requests, key=lambda r: (r[1].selections, r[0])) if in_order else requests
+
+
+def _ahead(runs: list[ImageRun]) -> list[Key]:
+    """Prefixes that the searches will start from, by how soon each image comes to them."""
+    per_image = [
+        [(i, state.selections[: layer - 1]) for state, layer in image.search.ahead(image.scores)]
+        for i, image in enumerate(runs)
+        if not image.done
+    ]
+    return list(dict.fromkeys(key for turn in zip_longest(*per_image) for key in turn if key is not None))
+
+
+def _accumulator(plan: Plan, target: Target, options: Options, count: int) -> Accumulator:
+    if options.align == "stitch" and target.grid is not None:
+        if plan.also:
+            raise OptionError(
+                "align='stitch': this model also returns values made from its coarse logit map (such as a mask), and a "
+                "stitched map is finer; use align=True, or a model that returns the logits alone"
+            )
+        out = plan.found.trace.shapes[target.leaf]
+        return Stitched(target, (out[2], out[3]), count)
+    if options.aggregate == "attention" and target is plan.targets[0]:
+        assert options.attention is not None
+        return Attended(options.attention, count, options.border)
+    return (Maximum if options.aggregate == "max" else WeightedMean)(count, options.border)
+
+
+@dataclass(eq=False)
+class _Step:
+    """Takes freshly computed rows into the images' sums, scores and records."""
+
+    plan: Plan
+    options: Options
+    runs: list[ImageRun]
+    sums: list[Accumulator]
+    budgets: frozenset[int]
+    explain: bool
+
+    def take(self, requests: list[Request], values: list[Tensor]) -> None:
+        plan, options = self.plan, self.options
+        lead = plan.targets[0]
+        need_logits = plan.task == "classification" or self.explain or options.stop is not None
+        logits = lead.finish(values[0]) if need_logits else None
+        per_pixel = plan.task == "segmentation"
+        confidence = entropy(values[0]).flatten(1).mean(1) if per_pixel else entropy(logits)  # type: ignore[arg-type]
+        sure = (1.0 - confidence).clamp(min=1e-6) if options.aggregate == "entropy" else torch.ones_like(confidence)
+        overall = confidence.tolist()
+        maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
+        tops = two_class(values[0] if per_pixel else logits).argmax(1)  # type: ignore[arg-type]
+        for state, images, rows in _together(requests):
+            weights = sure[rows]
+            for k, (target, sums) in enumerate(zip(plan.targets, self.sums, strict=True)):
+                offset = plan.offset(state, target) if options.align else None
+                if options.aggregate == "entropy" and per_pixel:
+                    assert isinstance(sums, WeightedMean | Stitched)
+                    given = sums.add_by_entropy(images, maps[k][rows], offset).flatten(1).mean(1)
+                    weights = given if k == 0 else weights
+                else:
+                    sums.add(images, maps[k][rows], weights, offset)
+            each = range(len(requests))[rows]
+            for row, image, weight in zip(each, self.runs[images], weights.tolist(), strict=True):
+                image.weights.append(weight)
+                image.scores.append(self._score(state, overall[row]))
+                if options.stop is not None or self.explain:
+                    image.tops.append(tops[row])
+                if self.explain and logits is not None:
+                    image.logits.append(logits[row])
+                if len(image.scores) in self.budgets:
+                    image.at[len(image.scores)] = self.sums[0].value([requests[row][0]])[0]
+        touched = list(dict.fromkeys(i for i, _ in requests))
+        if options.criterion == "learned":
+            for i in touched:
+                self.runs[i].scores = self.sums[0].criteria(i)  # type: ignore[attr-defined]
+        if options.stop is not None:
+            self._maybe_stop(touched, values[0])
+
+    def _score(self, state: State, own: float) -> float:
+        match self.options.criterion:
+            case "displacement":
+                return sum(self.plan.found.space.displacement(state))
+            case "random":
+                return random_score(state, self.options.seed)
+            case _:
+                return own
+
+    def _maybe_stop(self, touched: list[int], like: Tensor) -> None:
+        assert self.options.stop is not None
+        lead, sums = self.plan.targets[0], self.sums[0]
+        logits = two_class(finish(self.plan, lead, sums, sums.value(touched), like).float())
+        p = logits.softmax(1)
+        top2 = p.topk(2, 1).values.flatten(2).mean(2) if p.ndim > 2 else p.topk(2, 1).values
+        h = entropy(logits).flatten(1).mean(1) if p.ndim > 2 else entropy(logits)
+        classes = logits.argmax(1)
+        for row, i in enumerate(touched):
+            image = self.runs[i]
+            own = torch.stack(image.tops)
+            final = classes[row] if classes.ndim == 1 or classes[row].shape == own.shape[1:] else own[0]
+            now = Progress(
+                states=len(image.scores),
+                top=float(top2[row, 0]),
+                margin=float(top2[row, 0] - top2[row, 1]),
+                entropy=float(h[row]),
+                agreement=float((own == final).float().mean()),
+            )
+            image.stopped = self.options.stop.reason(now) or ""
+
+
+def _together(requests: list[Request]) -> Iterator[tuple[State, slice, slice]]:
+    """Neighbouring rows of neighbouring images in one state: (state, images, rows)."""
+    start = 0
+    for end in range(1, len(requests) + 1):
+        image, state = requests[end - 1]
+        if end == len(requests) or requests[end] != (image + 1, state):
+            yield state, slice(requests[start][0], image + 1), slice(start, end)
+            start = end
+
+
+def finish(plan: Plan, target: Target, sums: Accumulator, maps: Tensor, like: Tensor) -> Tensor:
+    """Aggregated maps (R, ...) -> the output; stitched maps have its resolution already."""
+    return maps.to(like.dtype) if isinstance(sums, Stitched) else target.finish(plan.unmap(maps, like, target))

@@ -1,0 +1,184 @@
+"""Classification, segmentation: where the map is, what confidence is, how the output is rebuilt."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from unstride.engine.engine import UNBOUNDED, Engine
+from unstride.engine.segments import Segment, ancestors_until, as_it_is
+from unstride.errors import CaptureError, OptionError
+from unstride.geometry.grids import Grid
+from unstride.geometry.layers import Subsampling, feature_node
+from unstride.geometry.states import State
+from unstride.graph.capture import Graph
+from unstride.graph.ops import op_name
+from unstride.procedure.align import Offset, from_map, to_map
+
+TASKS = ("classification", "segmentation")
+SPACES = ("features", "logits")
+_RESIZE = ("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d")
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """One output that is improved: states are aggregated at `tap`, and `head` makes the output `leaf` from it."""
+
+    leaf: Node
+    tap: Node
+    grid: Grid | None
+    head: Segment | None  # None: the tap is the output
+
+    def finish(self, values: Tensor) -> Tensor:
+        """Values of the tap, rows first -> the output."""
+        if self.head is None:
+            return values
+        with torch.no_grad():
+            return self.head(values.shape[0], (), [values])[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A captured model made ready for one task at one image size. `targets[0]` leads the search."""
+
+    graph: Graph
+    found: Subsampling
+    engine: Engine
+    targets: tuple[Target, ...]
+    task: str
+    space: str
+    also: tuple[tuple[Node, Segment], ...]  # other outputs that follow from the first target's tap
+    plain_macs: int
+
+    def offset(self, state: State, target: Target) -> Offset | None:
+        """Delta / T of a state at a target; None where there is no grid to move."""
+        if target.grid is None:
+            return None
+        paths = self.found.paths[target.tap]
+        moved = [0.0, 0.0]
+        for a in (0, 1):
+            for layer in paths[a]:
+                moved[a] += state.selections[layer - 1][a] * self.found.strides[layer - 1][a]
+        return Offset.of((moved[0], moved[1]), target.grid.spacing)
+
+    def maps(self, values: Tensor, target: Target) -> Tensor:
+        """Values of a tap -> (B, C, H, W), or (B, K) where there is no grid."""
+        return to_map(values, target.grid) if target.grid is not None else values
+
+    def unmap(self, maps: Tensor, like: Tensor, target: Target) -> Tensor:
+        out = from_map(maps, like, target.grid) if target.grid is not None else maps
+        return out.to(like.dtype)
+
+
+def make_plan(
+    graph: Graph,
+    found: Subsampling,
+    task: str,
+    space: str | None,
+    max_bytes: int | None,
+    run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
+) -> Plan:
+    """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
+    found.require_layers()
+    leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
+    if task == "classification":
+        main = _classification_leaf(graph, found, leaves)
+        tap, grid = _feature(graph, found, main)
+        if space == "features" and tap is None:
+            raise OptionError(
+                "space='features': this model's last map cannot be laid on a grid (class token, or several maps); "
+                "use space='logits'"
+            )
+        if space == "logits" or tap is None:
+            tap, grid = main, None
+        pairs = [(main, tap, grid)]
+    else:
+        if space == "features":
+            raise OptionError(
+                "space='features' is for classification; segmentation aggregates logit maps (space='logits')"
+            )
+        pairs = _segmentation_pairs(graph, found, leaves)
+    taps = list(dict.fromkeys(tap for _, tap, _ in pairs))
+    given = {leaf for leaf, _, _ in pairs}
+    others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
+    first = pairs[0][1]
+    after = [leaf for leaf in others if graph.image not in ancestors_until([leaf], {first}) and leaf is not first]
+    bound = UNBOUNDED if max_bytes is None else max_bytes
+    engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], bound, run_segment)
+
+    def head(tap: Node, leaf: Node) -> Segment | None:
+        if tap is leaf:
+            return None
+        return engine.cutter.segment(found.level[leaf], [leaf], moved=False, start=[tap])
+
+    targets = tuple(Target(leaf, tap, grid, head(tap, leaf)) for leaf, tap, grid in pairs)
+    also = tuple((leaf, s) for leaf in after if (s := head(first, leaf)) is not None)
+    heads = sum(t.head.macs for t in targets if t.head is not None) + sum(s.macs for _, s in also)
+    plain = sum(s.macs for s in engine.as_trained) + heads
+    return Plan(graph, found, engine, targets, task, space or ("features" if pairs[0][2] else "logits"), also, plain)
+
+
+def _classification_leaf(graph: Graph, found: Subsampling, leaves: Sequence[Node]) -> Node:
+    shapes = found.trace.shapes
+    for leaf in leaves:
+        if len(shapes[leaf]) == 2:
+            return leaf
+    got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
+    hint = " For logit maps pass task='segmentation'." if any(len(shapes[leaf]) == 4 for leaf in leaves) else ""
+    raise CaptureError(f"classification needs an output (B, K); this model returns {got}.{hint}")
+
+
+def _feature(graph: Graph, found: Subsampling, leaf: Node) -> tuple[Node | None, Grid | None]:
+    node = feature_node(graph, found, leaf)
+    grid = found.grid(node) if node is not None else None
+    if node is None or grid is None or grid.prefix or node is graph.image or None in grid.dims:
+        return None, None
+    layers = set(range(1, len(found.layers) + 1))
+    if not layers <= (found.paths[node][0] | found.paths[node][1]):
+        return None, None
+    return node, grid
+
+
+def _segmentation_pairs(
+    graph: Graph, found: Subsampling, leaves: Sequence[Node]
+) -> list[tuple[Node, Node, Grid | None]]:
+    """Every logit map among the outputs, with the map before its final upsampling."""
+    shapes = found.trace.shapes
+    pairs: list[tuple[Node, Node, Grid | None]] = []
+    for leaf in dict.fromkeys(leaves):
+        if len(shapes[leaf]) != 4:
+            continue
+        tap = leaf
+        while tap.op == "call_function" and op_name(tap) in _RESIZE and _grows(shapes, tap):
+            tap = tap.args[0]  # type: ignore[assignment]
+        grid = found.grid(tap)
+        if grid is None or grid.tokens or set(grid.dims) != {2, 3}:
+            if pairs:
+                continue  # an auxiliary map without a grid stays as the plain network gives it
+            if min(shapes[tap][2:]) == 1:
+                h, w = graph.size
+                raise CaptureError(
+                    f"the logit map is {shapes[tap][2]}x{shapes[tap][3]} before its upsampling at images of {h}x{w}: a "
+                    "single row or column of cells has no place on the image. Use larger images, or pad them."
+                )
+            lost = f" ({'; '.join(found.unknown[:3])})" if found.unknown else ""
+            raise CaptureError(
+                f"the logit map {('B', *shapes[leaf][1:])} has no known place on the image{lost}: its states cannot be "
+                "aligned. "
+                "See the guide 'extending' for adding a rule for an op."
+            )
+        if graph.image is tap:
+            continue
+        pairs.append((leaf, tap, grid))
+    if not pairs:
+        got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
+        raise CaptureError(f"segmentation needs an output (B, K, H, W); this model returns {got}")
+    return pairs
+
+
+def _grows(shapes: dict[Node, Any], n: Node) -> bool:
+    before, after = shapes[n.args[0]], shapes[n]  # type: ignore[index]
+    return after[2] >= before[2] and after[3] >= before[3]

@@ -1,0 +1,308 @@
+"""What the procedure costs: time, work and memory against the plain forward and against test-time augmentation.
+
+    result = bench(model, torch.randn(1, 3, 224, 224), budgets=(4, 10), batches=(1, 8))
+    result.rows[0].time, result.rows[0].macs, result.rows[0].tta
+
+All figures are medians of ratios within one run; what is compared takes turns, so that a busy machine slows it all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unstride.enhanced import Enhanced, enhance
+from unstride.errors import OptionError
+from unstride.graph.capture import check_images, frozen_eval
+from unstride.jobs.progress import progress as show_progress
+from unstride.tta import TTA
+from unstride.views import policies
+
+GROWTH = (1, 4, 16, 64, 256)  # states
+_LEAST = 0.2  # seconds
+_MARGIN = 8 / 7  # views are cropped out of images of 256 px where the model takes 224
+_POLICY = {"classification": "standard", "segmentation": "segmentation"}
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One setting, as multiples of a plain forward of the same batch in the same run.
+
+    time        seconds
+    macs        work of the states that were visited, by their prefix trie: what the time would be without any overhead
+    tta         seconds of test-time augmentation with as many views; None: its policy has fewer, or it was not asked
+    memory      the most bytes of tensors alive beyond the weights and the images
+    beside      seconds of other calls that took turns with it
+    """
+
+    budget: int
+    batch: int
+    image: tuple[int, int]
+    learned: bool
+    time: float
+    macs: float
+    tta: float | None
+    memory: float | None
+    plain_ms: float
+    plain_bytes: int | None
+    repeats: int
+    beside: Mapping[str, float]
+
+    @property
+    def overhead(self) -> float:
+        """Time over work: 1 means that everything beside the network's own ops is free."""
+        return self.time / self.macs
+
+    @property
+    def images_per_second(self) -> float:
+        return self.batch / (self.plain_ms * self.time) * 1e3
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "overhead": self.overhead, "images_per_second": self.images_per_second}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`rows`: every budget at every batch. `growth`: one thing varied at a time ("budget", "batch", "image")."""
+
+    rows: tuple[BenchRow, ...]
+    growth: Mapping[str, tuple[BenchRow, ...]]
+    plain_macs: int
+    threads: int
+    device: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plain_macs": self.plain_macs,
+            "threads": self.threads,
+            "device": self.device,
+            "rows": [row.to_json() for row in self.rows],
+            "growth": {name: [row.to_json() for row in rows] for name, rows in self.growth.items()},
+        }
+
+
+def interleaved(
+    plain: Call, calls: Mapping[str, Call], repeats: int, device: torch.device | None = None
+) -> tuple[float, dict[str, float]]:
+    """Median seconds of `plain`, and of each call as a multiple of that: the median over rounds, each by its own plain.
+
+    All take turns, and `plain`, the shortest, goes before each of the others: a busy minute slows whole rounds, and the
+    more often it is measured, the better its median. Short calls are repeated in a row, because a long call meets every
+    hiccup of the machine and a short one few. A first call of each, which sets things up, is not counted.
+    """
+    if repeats < 1:
+        raise OptionError(f"repeats: got {repeats}, wanted at least 1")
+    plains: list[float] = []
+    ratios: dict[str, list[float]] = {name: [] for name in calls}
+    for call in (plain, *calls.values()):
+        call()
+    for _ in range(repeats):
+        turns = [(_seconds(plain, device), _seconds(call, device)) for call in calls.values()]
+        usual = median(own for own, _ in turns)
+        plains.append(usual)
+        for name, (_, seconds) in zip(calls, turns, strict=True):
+            ratios[name].append(seconds / usual)
+    return median(plains), {name: median(values) for name, values in ratios.items()}
+
+
+def _seconds(call: Call, device: torch.device | None) -> float:
+    """Of one call, by as many in a row as take a fifth of a second."""
+    _settle(device)
+    start, done, spent = time.perf_counter(), 0, 0.0
+    while spent < _LEAST:
+        call()
+        _settle(device)
+        done, spent = done + 1, time.perf_counter() - start
+    return spent / done
+
+
+def peak_bytes(call: Call, device: torch.device | None = None) -> int:
+    """The most bytes of tensors that `call` had alive at once, beyond those that were there before.
+
+    On CPU every allocation is recorded, which says nothing of what libraries take for themselves; the process's own
+    peak would, but it never shrinks, so it cannot compare two calls.
+    """
+    if device is not None and device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    recorder = torch.autograd.profiler.profile(profile_memory=True)
+    with _silent():
+        recorder.__enter__()
+    try:
+        call()
+    finally:
+        with _silent():
+            recorder.__exit__(None, None, None)
+    found: Any = recorder.kineto_results
+    events = [e for e in found.events() if e.name() == "[memory]"]
+    alive = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        alive += event.nbytes()
+        peak = max(peak, alive)
+    return peak
+
+
+def bench(
+    model: nn.Module,
+    example: Tensor,
+    budgets: Sequence[int] = (4, 10, 15, 30),
+    batches: Sequence[int] = (1, 8),
+    *,
+    task: str = "classification",
+    learned: bool = False,
+    tta: bool = True,
+    memory: bool = True,
+    growth: bool = True,
+    repeats: int = 5,
+    progress: bool = False,
+) -> Bench:
+    """Measure `model` on noise of the example's size. `learned`: with attention, untrained: the cost is the same."""
+    check_images(example, "example")
+    for name, values in (("budgets", budgets), ("batches", batches)):
+        if not values or not all(isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in values):
+            raise OptionError(f"{name}: got {list(values)!r}, wanted whole numbers, at least 1")
+    options = {"criterion": "learned", "aggregate": "attention"} if learned else {}
+    better = enhance(model, example, max(budgets), task=task, **options)  # type: ignore[arg-type]
+    plain_macs = better.fitted(example[:1])[1].plain_macs
+    steps = [(b, None) for b in batches] + ([(0, kind) for kind in ("budget", "batch", "image")] if growth else [])
+    rows: list[BenchRow] = []
+    grown: dict[str, tuple[BenchRow, ...]] = {}
+    with show_progress("measuring", len(steps), progress) as advance:
+        for batch, kind in steps:
+            if kind is None:
+                rows += measure(better, _noise(example, batch), budgets, tta=tta, memory=memory, repeats=repeats)
+            else:
+                grown[kind] = _growth(better, example, kind, sorted(batches), max(1, repeats // 2))
+            advance(1, f"growth with {kind}" if kind else f"batch {batch}")
+    return Bench(tuple(rows), grown, plain_macs, torch.get_num_threads(), example.device.type)
+
+
+def measure(
+    better: Enhanced,
+    images: Tensor,
+    budgets: Sequence[int],
+    *,
+    tta: bool = True,
+    memory: bool = True,
+    repeats: int = 5,
+    beside: Mapping[str, Call] | None = None,
+) -> list[BenchRow]:
+    """One row per budget for these images; the plain forward, the budgets, TTA and what is `beside` take turns."""
+    device = images.device
+    budgets = sorted(set(budgets))
+
+    def plain() -> Any:
+        with frozen_eval(better.model):
+            return better.model(images)
+
+    calls: dict[str, Call] = {f"beside {name}": call for name, call in (beside or {}).items()}
+    for b in budgets:
+        calls[f"ours {b}"] = _call(better.with_options(budget=b), images)
+    if tta:
+        wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
+        for b in budgets:
+            augmented = _tta(better, b, (int(images.shape[2]), int(images.shape[3])))
+            if augmented is not None:
+                calls[f"tta {b}"] = _call(augmented, wide)
+    seconds, times = interleaved(plain, calls, repeats, device)
+    work = better.costs(images, budgets)
+    plain_bytes = peak_bytes(plain, device) if memory else None
+    return [
+        BenchRow(
+            budget=b,
+            batch=len(images),
+            image=(int(images.shape[2]), int(images.shape[3])),
+            learned=better.asked["aggregate"] == "attention",
+            time=times[f"ours {b}"],
+            macs=mean(work[b][1]),
+            tta=times.get(f"tta {b}"),
+            memory=peak_bytes(calls[f"ours {b}"], device) / max(1, plain_bytes) if plain_bytes is not None else None,
+            plain_ms=seconds * 1e3,
+            plain_bytes=plain_bytes,
+            repeats=repeats,
+            beside={name: times[f"beside {name}"] for name in beside or {}},
+        )
+        for b in budgets
+    ]
+
+
+def _growth(better: Enhanced, example: Tensor, kind: str, batches: Sequence[int], repeats: int) -> tuple[BenchRow, ...]:
+    """Rows with only `kind` varied. States: over all layers, because the usual range may not have 256."""
+
+    def rows(images: Tensor, budgets: Sequence[int], of: Enhanced = better) -> list[BenchRow]:
+        return measure(of, images, budgets, tta=False, memory=False, repeats=repeats)
+
+    if kind == "budget":
+        plan = better.fitted(example[:1])[1]
+        everything = better.with_options(layers=tuple(range(1, len(plan.found.layers) + 1)))
+        return tuple(rows(_noise(example, 1), [b for b in GROWTH if b <= len(plan.found.space)], everything))
+    if kind == "batch":
+        return tuple(row for n in sorted({1, 2, 4, *batches}) for row in rows(_noise(example, n), (10,)))
+    sides = sorted({max(32, round(example.shape[2] * scale / 32) * 32) for scale in (0.5, 0.75, 1.0, 1.5)})
+    found: list[BenchRow] = []
+    for side in sides:
+        images = torch.randn(1, example.shape[1], side, side, generator=_seed()).to(example)
+        try:
+            found += rows(images, (10,))
+        except Exception:  # many transformers take one size only; what the model says is of no use here
+            if side == example.shape[2]:
+                raise
+    return tuple(found)
+
+
+def _call(module: nn.Module, images: Tensor) -> Call:
+    return lambda: module(images)
+
+
+def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:
+    """Flips and crops (segmentation: flips and scales) with so many views, or None where the policy has fewer."""
+    policy = policies.get(_POLICY[better.task])
+    if views > len(policy):
+        return None
+    crop = size if better.task == "classification" else None
+    # Normalised noise is not in [0, 1]; with a wide normalisation it is, and views cost what they cost on photographs.
+    channels = better.plan.graph.channels
+    return TTA(
+        better.model, policy, "mean", views, mean=[0.5] * channels, std=[0.1] * channels, task=better.task, crop=crop
+    )
+
+
+def _noise(example: Tensor, count: int, scale: float = 1.0) -> Tensor:
+    """(count, C, H, W) like the example, the same each time."""
+    height, width = (round(side * scale) for side in example.shape[2:])
+    return torch.randn(count, example.shape[1], height, width, generator=_seed()).to(example)
+
+
+def _seed() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing on stderr: the profiler announces itself there, below Python."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _settle(device: torch.device | None) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,233 @@
+r"""`evaluate(model, data)`: what unstride gains on labelled images and what that costs, in one resumable pass.
+
+    rows = unstride.evaluate("sample", "sample", budgets=(1, 4, 10), limit=200)
+    rows[-1].metrics["top1"], rows[-1].gain["low"], rows[-1].verdict
+
+With `out`, a run that was killed goes on where it was: images are worked off in shards, and each finished shard is a
+file. Under torchrun the shards are dealt to the processes (`out` must be a folder that all of them see); the numbers
+are those of one process with as many threads, because everything is computed from the scores of the single images, in
+their order. One machine, and several (the same command on each; HOST is one of them):
+
+    torchrun --nproc-per-node 2 --max-restarts 3 -m unstride evaluate SPEC --data DATA --out FOLDER
+    torchrun --nnodes 2 --nproc-per-node 4 --max-restarts 3 --rdzv-backend c10d --rdzv-id RUN \
+        --rdzv-endpoint HOST:29500 -m unstride evaluate SPEC --data DATA --out SHARED_FOLDER
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from unstride.data import Dataset, segmentation
+from unstride.data import load as load_data
+from unstride.enhanced import Enhanced, enhance
+from unstride.errors import DataError, OptionError
+from unstride.jobs.distributed import launched, world
+from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.models import Loaded
+from unstride.models import load as load_model
+from unstride.proof.page import check_report, write_report
+from unstride.proof.rows import Row, append_rows, read_rows, versions
+from unstride.proof.runner import Runner, check_budgets, describe, make_tta
+from unstride.proof.shards import Shard
+from unstride.proof.summary import summarise
+from unstride.proof.work import BATCH, Job, place, work
+from unstride.tta import TTA
+
+
+def evaluate(
+    model: str | Loaded | nn.Module,
+    data: str | Dataset,
+    budgets: Sequence[int] = (1, 4, 10, 15),
+    *,
+    weights: str = "none",
+    task: str | None = None,
+    tta: str | TTA | None = None,
+    tta_method: str = "mean",
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    progress: bool = False,
+    **options: Any,
+) -> list[Row]:
+    """One Row per budget, the plain network (budget 1) first; with `tta`, the same budgets again inside its views.
+
+    model      a name (see unstride.models), what `unstride.models.load` returned, a module, or one from `enhance`
+    data       a name (see unstride.data), or a Dataset; a module of your own needs a Dataset
+    tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
+    out        folder for `rows.jsonl` and the shards; without it nothing is kept
+    report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
+    options    what `enhance` takes: criterion, aggregate, layers, order, align, ...
+
+    Images that cannot be read are counted in `errors` and named; the rest is evaluated.
+    """
+    budgets = check_budgets(budgets)
+    if report is not None:
+        check_report(Path(report))
+    if launched().size > 1 and out is None:
+        raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
+    if isinstance(model, str):
+        model = load_model(model, weights)
+    dataset = _dataset(model, data, limit, split)
+    if task not in (None, dataset.task):
+        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
+    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
+        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+    better = _enhanced(model, dataset, {**options, "seed": seed})
+    wide = None
+    if isinstance(tta, str):
+        tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
+    if tta is not None and len(tta.used) < 2:
+        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
+    job = Job(Runner(better, budgets, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
+    if job.batch_size < 1:
+        raise OptionError(f"batch_size is {batch_size}; wanted at least 1")
+    about = _about(job)
+    run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    with ExitStack() as stack:
+        us = stack.enter_context(world())
+        if us.share(run) != run:
+            raise OptionError("the processes disagree on the model, the data or the options; start all of them alike")
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        read_rows(folder / "rows.jsonl")  # a file that cannot take rows is better found now than after the work
+        shards = work(job, folder / "shards" / run, run, us, progress)
+        rows: list[Row] = []
+        if us.leads:
+            whole = Shard.joined(shards)
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            if report is not None:
+                write_report(Path(report), rows, whole, job)
+        return us.share(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- set up
+
+
+def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, split: str | None) -> Dataset:
+    if isinstance(data, Dataset):
+        if split is not None:
+            raise OptionError("split: the data set is loaded already; choose the split where you load it")
+        if limit is not None and limit < 1:
+            raise OptionError(f"limit is {limit}; wanted a positive number of images")
+        count = len(data) if limit is None else min(limit, len(data))
+        return dataclasses.replace(data, chosen=[data.chosen[i * len(data) // count] for i in range(count)])
+    if not isinstance(model, Loaded):
+        raise OptionError(
+            f"data: got the name {data!r} with a module, whose preprocessing is not known; "
+            "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
+        )
+    task = "segmentation" if data.partition(":")[0] in segmentation.KINDS else "classification"
+    return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
+
+
+def _classes(loaded: Loaded) -> int | None:
+    """How many the model tells apart: labels beyond that are found before the run, not in it."""
+    if loaded.classes:
+        return len(loaded.classes)
+    from torch.utils import _pytree as pytree
+
+    from unstride.graph.capture import frozen_eval
+
+    device, dtype = place(loaded.model)
+    with frozen_eval(loaded.model):
+        leaves = pytree.tree_leaves(loaded.model(loaded.example().to(device, dtype)))
+    sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
+    return max(2, sizes[0]) if sizes else None
+
+
+def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any]) -> Enhanced:
+    """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
+    module = model.model if isinstance(model, Loaded) else model
+    if isinstance(module, Enhanced) and module.task != dataset.task:
+        raise OptionError(
+            f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
+        )
+    device, dtype = place(module)
+    example = _first(dataset)[None].to(device, dtype)
+    if not isinstance(module, Enhanced):
+        return enhance(module, example, task=dataset.task, **options)
+    better = module.with_options(**options)
+    better.fitted(example)
+    return better
+
+
+def _first(dataset: Dataset) -> Tensor:
+    problem = ""
+    for i in range(len(dataset)):
+        try:
+            return dataset.tensors(i)[0]
+        except (DataError, OSError) as error:
+            problem = problem or str(error)
+    raise DataError(f"{dataset.name}: none of {len(dataset)} images can be read; the first: {problem}")
+
+
+def _spec(model: Loaded | nn.Module) -> str:
+    return model.spec if isinstance(model, Loaded) else type(getattr(model, "model", model)).__name__
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
+    better, device = job.better, place(job.better.model)[0]
+    asked = {k: v for k, v in better.asked.items() if k not in ("budget", "seed")}
+    plan = better.plan
+    asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
+    asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
+    asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]
+    attention = better.attention
+    return {
+        "task": job.task,
+        "budgets": list(job.runner.budgets),
+        "options": {
+            **asked,
+            "optimise": better.optimise,
+            "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
+            "tta": describe(job.runner.tta),
+        },
+        "seed": job.seed,
+        "model": fingerprint(better.model)[:16],
+        "architecture": hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(better.model)).encode()).hexdigest()[:16],
+        "data_fingerprint": job.dataset.fingerprint(),
+        "preprocess": job.dataset.preprocess.to_json(),
+        "device": device.type,
+        "versions": versions(),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+
+
+def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, Any]) -> list[Row]:
+    if not len(whole.index):
+        first = next(iter(whole.errors.values()), "")
+        raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
+    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed)
+    shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
+    return [
+        Row(
+            **shared,
+            **one,
+            budget=setting.budget,
+            views=setting.views,
+            images=len(whole.index),
+            errors=len(whole.errors),
+            error_names=tuple(whole.errors[i] for i in sorted(whole.errors)[:20]),
+            peak_memory=whole.memory,
+            batch_size=job.batch_size,
+            created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+        for setting, one in zip(job.runner.settings, summary, strict=True)
+    ]

@@ -1,0 +1,209 @@
+"""An evaluation as one self-contained page: what was gained, at which cost, on which images, in which layers.
+
+unstride.evaluate("sample", "sample", limit=200, report="report.html")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unstride.errors import DataError, OptionError
+from unstride.geometry.report import Report
+from unstride.procedure.aggregate import two_class
+from unstride.proof.rows import Row
+from unstride.proof.shards import Array, Shard
+from unstride.proof.words import advice, measure, setting
+from unstride.proof.work import Job, place
+from unstride.show.answers import class_map, class_name
+from unstride.show.html import (
+    Block,
+    Facts,
+    Measured,
+    Note,
+    Section,
+    Table,
+    Text,
+    Thumbnail,
+    Thumbnails,
+    charts,
+    layer_table,
+    render_report,
+)
+from unstride.show.segmentation import strip
+
+EXAMPLES = {"classification": 7, "segmentation": 3}  # of each kind
+SIDE = 240  # pixels of a thumbnail
+COLUMNS = {
+    "classification": (("top-1", "top1"), ("top-5", "top5"), ("NLL", "nll"), ("ECE", "ece"), ("Brier", "brier")),
+    "segmentation": (("mIoU", "miou"), ("aAcc", "aacc"), ("mAcc", "macc")),
+}
+PERCENT = ("top1", "top5", "miou", "aacc", "macc")
+
+
+def check_report(path: Path) -> None:
+    """Whether a page can be written there, asked before hours of work."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise OptionError(f"report is {str(path)!r}; wanted a name that ends in .html")
+    if not path.parent.is_dir():
+        raise OptionError(f"report is {str(path)!r}, but there is no folder {str(path.parent)!r}; make it first")
+
+
+def write_report(path: Path, rows: Sequence[Row], whole: Shard, job: Job) -> None:
+    """The page of one run; the images that changed are read and run once more."""
+    first = rows[0]
+    name = measure(first)
+    about = (
+        f"{first.images:,} images; weights: {first.weights}. Gain: points of {name} over the plain network on the same "
+        "images, with its 95 % bootstrap interval. MACs and time in plain forwards."
+    )
+    sections = [
+        Section("In short", (Facts(_facts(rows, name)), Text(_sentence(advice(rows))))),
+        Section("Every setting", (Text(about), _table(rows), *_charts(rows, name), *_errors(first))),
+        Section("Images that changed", tuple(_changed(rows, whole, job))),
+        Section("What the network throws away", (_layers(job),)),
+    ]
+    told = f"{first.created}, {first.device}, torch {first.versions.get('torch', '?')}, run {first.run}"
+    try:
+        path.write_text(render_report(f"{first.spec} on {first.data}", sections, told), "utf-8")
+    except OSError as error:
+        raise OptionError(f"report: cannot write {path} ({error.strerror or error})") from error
+
+
+def measured(rows: Sequence[Row]) -> dict[str, list[Measured]]:
+    """The points of the two charts: a line without views, one with them."""
+    base, out = rows[0].quality, {}
+    for views in dict.fromkeys(row.views for row in rows):
+        out["unstride" if views == 1 else f"unstride in {views} views"] = [
+            Measured(r.budget, r.quality, base + r.gain["low"], base + r.gain["high"], r.macs)
+            for r in rows
+            if r.views == views
+        ]
+    return out
+
+
+def _charts(rows: Sequence[Row], name: str) -> tuple[Block, ...]:
+    return charts(name, measured(rows), "Bars: 95 % interval of the gain over the plain network. Dotted: plain.")
+
+
+def _facts(rows: Sequence[Row], name: str) -> tuple[tuple[str, str], ...]:
+    out = [(f"{100 * rows[0].quality:.2f} %", f"{name}, plain")]
+    shown = [max(rows[1:], key=lambda row: row.quality)] if len(rows) > 1 else []
+    shown += [row for row in rows if row.recommended and not row.plain and row not in shown]
+    for row in shown:
+        words = f"{name}, {setting(row)}, {row.macs:.1f}x MACs: {row.verdict}"
+        out.append((f"{100 * row.quality:.2f} %", words))
+    return tuple(out)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    shown = COLUMNS[rows[0].task]
+    what = "images" if rows[0].task == "classification" else "pixels"
+    heads = ("setting", shown[0][0], "gain, points", f"{what}: corrected / corrupted", "MACs", "time")
+    cells = []
+    for row in rows:
+        values = [f"{100 * row.metrics[k]:.2f} %" if k in PERCENT else f"{row.metrics[k]:.4f}" for _, k in shown]
+        g = row.gain
+        gain = "" if row.plain else f"{100 * g['gain']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]"
+        changed = "" if row.plain else f"{g['corrected']:,} / {g['corrupted']:,}"
+        time = "" if row.latency is None else f"{row.latency:.1f}x"
+        cells.append((setting(row), values[0], gain, changed, f"{row.macs:.1f}x", time, *values[1:]))
+    told = "; ".join(f"{setting(row)}: {row.verdict}" for row in rows if not row.plain)
+    strong = frozenset(k for k, row in enumerate(rows) if row.recommended)
+    caption = f"{_sentence(told)} The recommended row is stressed." if told else ""
+    return Table((*heads, *(head for head, _ in shown[1:])), tuple(cells), caption, strong)
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:].rstrip(".") + "."
+
+
+def _errors(row: Row) -> tuple[Note, ...]:
+    if not row.errors:
+        return ()
+    more = f", and {row.errors - len(row.error_names)} more" if row.errors > len(row.error_names) else ""
+    return (Note(f"{row.errors:,} could not be evaluated: {'; '.join(row.error_names)}{more}"),)
+
+
+def _layers(job: Job) -> Table:
+    plan = job.better.plan
+    found = plan.found
+    return layer_table(Report(found.layers, found.left_out, found.unknown, None, plan.plain_macs, plan.graph.size))
+
+
+# ----------------------------------------------------------------------------------------------- images that changed
+
+
+def _changed(rows: Sequence[Row], whole: Shard, job: Job) -> list[Block]:
+    """Corrected and corrupted images of the recommended setting, or of the best where that is the plain network."""
+    others = [k for k, row in enumerate(rows) if not row.plain]
+    if not others:
+        return [Text("Only the plain network was evaluated.")]
+    which = next((k for k in others if rows[k].recommended), max(others, key=lambda k: rows[k].quality))
+    classify = job.task == "classification"
+    score = _flips(whole, which) if classify else np.subtract(*whole.values["flips"][:, which].T.astype(np.int64))
+    most = EXAMPLES[job.task]
+    up, down = np.argsort(-score, kind="stable")[:most], np.argsort(score, kind="stable")[:most]
+    chosen = [(k, "corrected") for k in up if score[k] > 0] + [(k, "corrupted") for k in down if score[k] < 0]
+    if not chosen:
+        return [Text(f"With {setting(rows[which])}, none turned from wrong to right or from right to wrong.")]
+    thumbs = []
+    for k, mark in chosen:
+        try:
+            show = _classified if classify else _segmented
+            thumbs.append(show(job, int(whole.index[k]), which, mark, int(score[k])))
+        except (DataError, OSError):  # it was there when it was evaluated
+            continue
+    words = (
+        f"{setting(rows[which])}, as label: plain → enhanced."
+        if classify
+        else f"{setting(rows[which])}, those that gain and lose most. From left to right: image, labels, plain, "
+        "enhanced, what changed (white: now right, red: now wrong)."
+    )
+    return [Thumbnails(tuple(thumbs), _sentence(words), wide=not classify)]
+
+
+def _flips(whole: Shard, which: int) -> Array:
+    """+1 where an image became right, -1 where it became wrong."""
+    right = whole.values["top1"].astype(np.int64)
+    return np.asarray(right[:, which] - right[:, 0])
+
+
+def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
+    """Logits of one image: plain, and of a setting."""
+    device, dtype = place(job.better.model)
+    image, _ = job.dataset[index].read()
+    x = job.dataset.preprocess(image)[None].to(device, dtype)
+    wide = None if job.wide is None else job.wide(image)[None].to(device, dtype)
+    with torch.no_grad():
+        found = job.runner(x, wide)
+    plain, better = (found[job.runner.settings[k]].logits[0] for k in (0, which))
+    return plain, better
+
+
+def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
+    image, label = job.dataset[index].read()
+    image.thumbnail((SIDE, SIDE))
+    assert isinstance(label, int)
+    seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
+    truth, was, now = (class_name(job.dataset.classes, k) for k in (label, *seen))
+    return Thumbnail(image, f"{truth}: {was} → {now}", mark)
+
+
+def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thumbnail:
+    item = job.dataset[index]
+    image, truth = item.read()
+    assert isinstance(truth, Tensor)
+    logits = _answers(job, index, which)
+    maps = [np.asarray(truth, np.int64)]
+    for one in logits:
+        scores = two_class(one[None]).float()
+        if scores.shape[-2:] != truth.shape:
+            scores = torch.nn.functional.interpolate(scores, truth.shape, mode="bilinear", align_corners=False)
+        maps.append(class_map(scores[0]))
+    count = max(2, logits[0].shape[0])
+    return Thumbnail(strip(image, maps, job.dataset.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

@@ -1,0 +1,240 @@
+"""From an image file to the tensor a network was trained on.
+
+image = open_image("photo.jpg")  # PIL, RGB, upright, whatever the file holds
+x = Preprocess()(image)          # (3, 224, 224), as ImageNet networks want it
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
+
+from unstride.errors import DataError, InputError, OptionError
+
+Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+MAX_PIXELS = 89_478_485  # Pillow's own limit: a quarter of a gigabyte of RGB
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2", ".avif")
+# Named one by one because Pillow also opens formats that start other programs (EPS).
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "MPO", "ICO")
+
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
+_MODES = {"RGB": "RGB", "BGR": "RGB", "L": "L"}
+
+
+def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The picture in a file (or in its bytes) as 8-bit RGB, turned as its EXIF tag says.
+
+    Transparent pixels are composited on white. 16-bit values are scaled to 8 bits, not clipped; floats are read as
+    0..1. Of an animation, the first frame. What is not a whole, plausible image raises DataError with its name.
+    """
+    return _decoded(source, max_pixels, lambda image, name: _as_rgb(ImageOps.exif_transpose(image), name))
+
+
+def open_mask(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Array:
+    """The class indices in a mask file, (H, W): gray values, or indices into a palette, whatever its colours."""
+    return _decoded(source, max_pixels, _indices)
+
+
+def _indices(image: Image.Image, name: str) -> Array:
+    if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
+        raise DataError(
+            f"{name}: a mask with {image.mode} pixels; wanted one number per pixel: save it as a gray or palette PNG "
+            "whose values are class indices"
+        )
+    return np.asarray(image).astype(np.int64)
+
+
+def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Image.Image, str], _T]) -> _T:
+    if isinstance(source, bytes):
+        name, stream = f"an image given as {len(source):,} bytes", io.BytesIO(source)
+    elif isinstance(source, str | Path):
+        name, stream = str(source), None
+        if not Path(source).is_file():
+            raise DataError(f"{name}: no such image file")
+    else:
+        raise InputError(f"an image comes as a path or as the bytes of a file, not as {type(source).__name__}")
+    Image.init()
+    formats = [known for known in _FORMATS if known in Image.OPEN]
+    try:
+        with Image.open(stream or source, formats=formats) as image:
+            if image.width * image.height > max_pixels:
+                raise DataError(
+                    f"{name}: {image.width} x {image.height} pixels are more than the limit of {max_pixels}; "
+                    "make the image smaller, or raise max_pixels if you trust it"
+                )
+            image.load()
+            return finish(image, name)
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:  # its own words name a stream's address in memory
+        known = ", ".join(formats)
+        raise DataError(f"{name}: cannot be read as an image; it is damaged, or not one of {known}") from error
+    except Exception as error:  # decoders raise nearly anything on a damaged file
+        reason = str(error).strip() or type(error).__name__
+        raise DataError(f"{name}: cannot be read as an image ({reason}); it is damaged, or not an image") from error
+
+
+def _as_rgb(image: Image.Image, name: str) -> Image.Image:
+    if image.mode.startswith("I") or image.mode == "F":
+        return Image.fromarray(_eight_bits(np.asarray(image), name)).convert("RGB")
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(values: Array, name: str) -> Array:
+    """16-bit integers, or floats in 0..1, (H, W) -> uint8. Wider values have no range that everybody agrees on."""
+    low, high = float(values.min()), float(values.max())
+    top = 1.0 if values.dtype.kind == "f" else 65535.0
+    if not (low >= 0 and high <= top):
+        raise DataError(
+            f"{name}: {values.dtype} values from {low:g} to {high:g}; integers up to 65535 or floats in 0..1 "
+            "are understood, save the image with 8 or 16 bits"
+        )
+    return np.rint(values.astype(np.float64) * (255.0 / top)).astype(np.uint8)
+
+
+def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
+    """The image files among `paths`: files as they are given, folders searched to the bottom in sorted order.
+
+    find_images(["cat.png", "photos/"])
+    """
+    found: dict[Path, None] = {}  # ordered, and an image named twice is meant once
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        if path.is_file():
+            found[path] = None
+        elif path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if is_image_name(p) and p.is_file())
+            if not inside:
+                raise DataError(f"{path}: no image in this folder; looked for {' '.join(SUFFIXES)}")
+            found.update(dict.fromkeys(inside))
+        else:
+            raise DataError(f"{path}: no such file or folder")
+    return list(found)
+
+
+def is_image_name(path: Path) -> bool:
+    """By its suffix; hidden files (`._x.jpg`) are not images."""
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """What must happen to an image before a network sees it. `Preprocess()(image)` is (3, 224, 224), ImageNet style.
+
+    resize         shorter side in pixels, or (height, width) regardless of the aspect, or None
+    crop           (height, width) cut from the centre, black where the image is smaller, or None
+    mean, std      per channel, of values in 0..1
+    interpolation  of the resize: nearest, bilinear, bicubic, lanczos, box or hamming
+    channels       "RGB", "BGR" or "L" (gray)
+    """
+
+    resize: int | tuple[int, int] | None = 256
+    crop: tuple[int, int] | int | None = (224, 224)
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+    interpolation: str = "bilinear"
+    channels: str = "RGB"
+
+    def __post_init__(self) -> None:
+        settled: dict[str, Any] = {
+            "resize": self.resize if isinstance(self.resize, int | None) else _pair("resize", self.resize),
+            "crop": None if self.crop is None else _pair("crop", self.crop),
+            "mean": tuple(float(v) for v in self.mean),
+            "std": tuple(float(v) for v in self.std),
+        }
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        if isinstance(self.resize, int) and self.resize < 1:
+            raise OptionError(f"resize is {self.resize}; it must be a positive number of pixels")
+        if self.interpolation not in _INTERPOLATIONS:
+            raise OptionError(f"interpolation is {self.interpolation!r}; choose from {', '.join(_INTERPOLATIONS)}")
+        if self.channels not in _MODES:
+            raise OptionError(f"channels is {self.channels!r}; it must be one of {', '.join(_MODES)}")
+        wanted = len(_MODES[self.channels])
+        if len(self.mean) != wanted or len(self.std) != wanted or min(self.std) <= 0:
+            raise OptionError(
+                f"mean {self.mean} and std {self.std}: {self.channels} images want {wanted} of each, and std above 0"
+            )
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """PIL image -> float32 (C, H, W)."""
+        return self.normalise(self.pixels(image))
+
+    def pixels(self, image: Image.Image) -> Tensor:
+        """PIL image -> float32 (C, H, W) in 0..1: everything but the normalisation."""
+        image = image.convert(_MODES[self.channels])
+        if self.resize is not None:
+            image = TF.resize(image, self.resize, InterpolationMode(self.interpolation))
+        if self.crop is not None:
+            image = TF.center_crop(image, list(_pair("crop", self.crop)))
+        x = TF.convert_image_dtype(TF.pil_to_tensor(image), torch.float32)
+        return x.flip(0) if self.channels == "BGR" else x
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """(..., C, H, W) in 0..1 -> what the network sees."""
+        mean, std = self._scale(x)
+        return (x - mean) / std
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """(..., C, H, W) as the network sees it -> 0..1."""
+        mean, std = self._scale(x)
+        return x * std + mean
+
+    def _scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (torch.tensor(v, dtype=x.dtype, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        return mean, std
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) of every tensor it makes, or None where that depends on the image."""
+        fixed = self.crop if self.crop is not None else self.resize
+        return fixed if isinstance(fixed, tuple) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types, to be stored in a row or an artefact. `Preprocess.from_json` is its inverse."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Preprocess:
+        """Its own `to_json`, also after a trip through a JSON file."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(stored) - known):
+            raise OptionError(f"preprocess: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return cls(**settings)
+
+    def __str__(self) -> str:
+        if isinstance(self.resize, tuple):
+            steps = [f"resize to {self.resize[0]}x{self.resize[1]} ({self.interpolation})"]
+        else:
+            steps = [f"resize shorter side to {self.resize} ({self.interpolation})"] if self.resize else []
+        if self.crop is not None:
+            steps.append("crop {}x{}".format(*_pair("crop", self.crop)))
+        numbers = [" ".join(f"{v:.4g}" for v in values) for values in (self.mean, self.std)]
+        return ", ".join([*steps, f"{self.channels}/255, mean {numbers[0]}, std {numbers[1]}"])
+
+
+def _pair(name: str, value: Any) -> tuple[int, int]:
+    values = (value, value) if isinstance(value, int) else tuple(value)
+    values = values * 2 if len(values) == 1 else values
+    if len(values) != 2 or not all(isinstance(v, int) and v > 0 for v in values):
+        raise OptionError(f"{name} is {value!r}; it must be positive pixels: a number, or (height, width)")
+    return values
