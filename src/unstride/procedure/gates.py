@@ -1,6 +1,6 @@
 """Stages of looks, and the gates between them: look again only where the network is not sure.
 
-    Stage(views=(parse_view("mirror"),), gate=Gate(below=0.5))   # mirror the images whose margin is below one half
+Stage(views=(parse_view("mirror"),), gate=Gate(below=0.5))   # mirror the images whose margin is below one half
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ class Gate:
         """Which of these images (B,) look again."""
         if self.below is None:
             raise OptionError(
-                f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known yet: "
-                "call better.calibrate(pictures) with some unlabelled pictures, or give a threshold: Gate(below=0.5)"
+                f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known "
+                "yet: call better.calibrate(pictures) with some unlabelled pictures, or give a threshold: Gate(below=0.5)"
             )
         return ~(sure >= self.below)  # what is not a number is not sure
 
@@ -100,7 +100,7 @@ class Stage:
 
 
 def near_count(text: str) -> int:
-    """"plain" -> 1, "near:4" -> 4."""
+    """ "plain" -> 1, "near:4" -> 4."""
     if text == "plain":
         return 1
     name, _, count = text.partition(":")

@@ -1,7 +1,7 @@
 """Where views look: the picture before the crop where the caller has it, otherwise the tensor that is left of it.
 
-    Canvas(images, box=(16, 16, 224, 224)).see(parse_view("ShiftX=8"))    # (B, C, 224, 224), real pixels at its edge
-    Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 288, 288), from the picture itself
+Canvas(images, box=(16, 16, 224, 224)).see(parse_view("ShiftX=8"))    # (B, C, 224, 224), real pixels at its edge
+Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 288, 288), from the picture itself
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What a view looks at, in pixels of the plain view from its top left corner: a box, and the size it is shown in."""
+    """What a view looks at, in pixels of the plain view from its top left corner, and the size it is shown in."""
 
     top: float
     left: float
@@ -151,7 +151,7 @@ class Canvas:
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Rows or columns start .. start + length - 1; beyond the ends the picture is reflected."""
     extent = x.shape[dim]
-    if 0 <= start and start + length <= extent:
+    if start >= 0 and start + length <= extent:
         return x.narrow(dim, start, length)
     period = max(1, 2 * (extent - 1))
     i = torch.arange(start, start + length, device=x.device).remainder(period)
@@ -214,13 +214,13 @@ class Pictures:
         at = place(view, (h, w), (max(0.0, (full_h - h) / 2), max(0.0, (full_w - w) / 2)))
         y, x = image.height / full_h, image.width / full_w  # the picture's own pixels in one of the resized ones
         box = ((left + at.left) * x, (top + at.top) * y, at.width * x, at.height * y)
-        image, box = _reflected(image.convert("L" if p.channels == "L" else "RGB"), box)
-        seen = image.resize(at.size[::-1], p.resample, (box[0], box[1], box[0] + box[2], box[1] + box[3]))
+        whole, (x0, y0, width, height) = _reflected(image.convert("L" if p.channels == "L" else "RGB"), box)
+        seen = whole.resize(at.size[::-1], p.resample, (x0, y0, x0 + width, y0 + height))
         return p.normalise(p.tensor(seen))
 
 
 def _reflected(image: Image.Image, box: tuple[float, ...]) -> tuple[Image.Image, tuple[float, ...]]:
-    """An image that holds the whole box (left, top, width, height): where it does not, it is reflected around itself."""
+    """An image that holds the whole box (left, top, width, height), reflected around itself where it does not."""
     before = (max(0, int(-box[0]) + 1) if box[0] < 0 else 0, max(0, int(-box[1]) + 1) if box[1] < 0 else 0)
     over = (box[0] + box[2] - image.width, box[1] + box[3] - image.height)
     after = tuple(int(v) + 1 if v > 1e-6 else 0 for v in over)
