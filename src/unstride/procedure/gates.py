@@ -47,7 +47,7 @@ class Gate:
         if self.below is None:
             raise OptionError(
                 f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known "
-                "yet: call better.calibrate(pictures) with some unlabelled pictures, or give a threshold: Gate(below=0.5)"
+                "yet: call better.calibrate(pictures) with some unlabelled ones, or give a threshold: Gate(below=0.5)"
             )
         return ~(sure >= self.below)  # what is not a number is not sure
 

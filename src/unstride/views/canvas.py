@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from unstride.errors import InputError, OptionError
 from unstride.views.images import Preprocess
-from unstride.views.policies import CROPS, IDENTITY, View
+from unstride.views.policies import IDENTITY, View
 
 PLACING = {"Size", "Field", "ShiftX", "ShiftY", "FiveCrop"}
 _MARGIN = 8 / 7  # of a canvas around its crop: 256 for 224
@@ -158,6 +158,20 @@ def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x.index_select(dim, torch.where(i >= extent, period - i, i))
 
 
+def back(view: View, output: Tensor, size: tuple[int, int], out_size: tuple[int, int]) -> Tensor:
+    """A map (B, K, h, w) of a view of `size` pictures, brought back over the plain view's own map of `out_size`."""
+    names = {op.name for op in view.ops}
+    if names - {"Identity", "FlipLR", "FlipUD", "Size"}:
+        from unstride.views import views
+
+        return views.undo(view, output, size, out_size)[0]
+    dims = [d for d, flip in zip((-2, -1), mirrored(view), strict=True) if flip]
+    output = output.flip(dims) if dims else output
+    if tuple(output.shape[-2:]) == out_size:
+        return output
+    return interpolate(output, out_size, mode="bilinear", align_corners=False, antialias=True)
+
+
 def changed(seen: Tensor, view: View, preprocess: Preprocess | None) -> Tensor:
     """The ops of a view that are not about where it looks, on prepared pixels (B, C, H, W)."""
     rest = others(view)
@@ -246,6 +260,3 @@ def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
         return Pictures(list(images), preprocess)
     raise InputError(f"images: got {type(given).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
-
-
-__all__ = ["CROPS", "Canvas", "Pictures", "Place", "Source", "as_source", "changed", "mirrored", "others", "place"]
