@@ -22,9 +22,9 @@ from unstride import models
 from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
-from unstride.geometry.layers import find_layers
+from unstride.geometry.find import find_layers
 from unstride.graph.capture import Graph, capture
-from unstride.graph.optimise import channels_last, mostly_convolutions, optimise
+from unstride.graph.optimise import channels_last, optimise
 from unstride.procedure.tasks import Plan, make_plan
 from unstride.proof.benching import interleaved
 
@@ -39,7 +39,7 @@ def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstr
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is
         graph = graph if way == "as captured" else optimise(graph)
         found = find_layers(graph)
-        if way in WAYS[2:] and mostly_convolutions(found):
+        if way in WAYS[2:] and found.mostly_convolutions:
             graph = channels_last(graph)
             run_segment = Fuser(found.layers) if way == "packed" and available(graph.device, graph.dtype) else as_it_is
         run_segment = compile_segment if way == "compiled" else run_segment

@@ -13,7 +13,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from unstride.engine.engine import Engine
-from unstride.geometry.layers import Subsampling, find_layers
+from unstride.geometry.find import find_layers
+from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph, capture, tolerance
 

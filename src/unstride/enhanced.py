@@ -14,7 +14,7 @@ from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
 from unstride.errors import InputError, ModelRaised, OptionError
-from unstride.geometry.layers import find_layers, mostly_convolutions
+from unstride.geometry.find import find_layers
 from unstride.geometry.states import State
 from unstride.graph.capture import capture, check_images, frozen_eval
 from unstride.graph.optimise import channels_last, optimise
@@ -87,7 +87,7 @@ class Enhanced(nn.Module):
         if self.optimise:
             graph = optimise(graph)
         found = find_layers(graph)
-        if self.optimise and mostly_convolutions(found):
+        if self.optimise and found.mostly_convolutions:
             graph = channels_last(graph)
             run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
         if self.optimise == "compile":

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, OptionError, UnstrideError
-from unstride.geometry.layers import find_layers
+from unstride.geometry.find import find_layers
 from unstride.geometry.states import State
 from unstride.graph.capture import capture, tolerance
 

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
-from unstride.geometry.positions import (
-    Pos,
-    core,
-)
+from unstride.geometry.positions import Pos, Trace, core
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,12 @@ def grid_of(pos: Pos) -> Grid | None:
                 return None
             sizes[a], spacings[a] = len(line), step
     return Grid((dy[0] if dy else None, dx[0] if dx else None), (sizes[0], sizes[1]), (spacings[0], spacings[1]))
+
+
+def grid_at(trace: Trace, node: Node) -> Grid | None:
+    """The grid of a node's value; None where it has no position, or lies on none."""
+    pos = trace.pos.get(node)
+    return grid_of(pos) if isinstance(pos, Pos) else None
 
 
 def _varying(t: Tensor) -> list[int]:

@@ -117,6 +117,14 @@ def has_axis(p: Any, a: int) -> bool:
     return isinstance(p, Lost) or (isinstance(p, Pos) and not nowhere(p.axis(a)))
 
 
+def first_known(a: Tensor, b: Tensor) -> Tensor:
+    """Coordinates of `a`, and those of `b` where `a` has none."""
+    if nowhere(a):
+        return b
+    a_core, b_core = core(a), core(b)
+    return torch.where(a_core.isnan(), b_core, a_core).expand(a.shape)
+
+
 def blank(shape: Sequence[int]) -> Tensor:
     return torch.tensor(NAN).expand(tuple(shape))
 

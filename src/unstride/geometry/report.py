@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, find_layers, module_path
+from unstride.geometry.find import find_layers
+from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, module_path
 from unstride.graph.capture import capture
 
 

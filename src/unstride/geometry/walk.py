@@ -17,13 +17,17 @@ from unstride.geometry.positions import (
     has_axis,
     settle,
 )
-from unstride.geometry.rules import FLATTENING, RULES, pointwise, unpool
+from unstride.geometry.rules import RULES
+from unstride.geometry.rules.elementwise import pointwise
+from unstride.geometry.rules.resize import unpool
 from unstride.graph.capture import Graph, run_nodes
 from unstride.graph.ops import arguments, is_pointwise, op_name
 
+_FLATTENING = {"adaptive_avg_pool2d", "mean", "sum", "amax", "max"}  # what they make of a map is a vector
+
 
 class Walk:
-    """One pass over the graph with an image of coordinates; the rules below are its table."""
+    """One pass over the graph with an image of coordinates; `RULES` are its table."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
@@ -78,7 +82,7 @@ class Walk:
         self.node = n
         if rule is None or (any(isinstance(trace.pos[i], Lost) for i in inputs) and rule not in (pointwise, unpool)):
             shape = value.shape if isinstance(value, Tensor) else ()
-            still = len(shape) > 2 or (len(shape) == 2 and name not in FLATTENING)
+            still = len(shape) > 2 or (len(shape) == 2 and name not in _FLATTENING)
             trace.pos[n] = LOST if still else None
             trace.sources[n] = (inputs, inputs) if still else ([], [])
             return

@@ -15,8 +15,7 @@ from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.jobs.fingerprint import fingerprint
 from unstride.jobs.progress import progress
-from unstride.learning.fitting import finish
-from unstride.learning.pools import Store, batches, check_labels, draw_pools, image_key, reusable
+from unstride.learning.pools import Store, batches, check_labels, draw_pools, finish, image_key, reusable
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed

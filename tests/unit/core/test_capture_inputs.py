@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, InputError
-from unstride.geometry.layers import find_layers
+from unstride.geometry.find import find_layers
 from unstride.graph.capture import capture
 
 

@@ -112,7 +112,7 @@ def too_sure(net):
 def test_what_familiar_images_teach_goes_half_the_way(too_sure, train, val, monkeypatch):
     """Without the new light only the way of w_o differs, and an untrained query prefers no state."""
     better = too_sure
-    monkeypatch.setattr("unstride.learning.fitting.unfamiliar", lambda images, seeds: images)
+    monkeypatch.setattr("unstride.learning.sources.unfamiliar", lambda images, seeds: images)
     found = []
     for familiar in (False, True):
         report = fit(better, train, train, **{**OPTIONS, "epochs": 1, "lr": 1e-3, "familiar": familiar})
@@ -279,16 +279,16 @@ def test_a_finished_run_is_not_trained_again(better, train, val, tmp_path):
 def test_an_interrupted_epoch_is_repeated_exactly(better, train, val, tmp_path, monkeypatch):
     whole = fit(better, train, val, **OPTIONS)
     kept = {k: v.clone() for k, v in weights(better).items()}
-    from unstride.learning.fitting import _Training
+    from unstride.learning.training import Training
 
-    go = _Training._pass
+    go = Training._pass
 
-    def stop(self: _Training, number: int) -> tuple[float, float]:
+    def stop(self: Training, number: int) -> tuple[float, float]:
         if number == 2:
             raise KeyboardInterrupt
         return go(self, number)
 
-    monkeypatch.setattr(_Training, "_pass", stop)
+    monkeypatch.setattr(Training, "_pass", stop)
     with pytest.raises(KeyboardInterrupt):
         fit(better, train, val, **OPTIONS, cache_dir=tmp_path)
     monkeypatch.undo()

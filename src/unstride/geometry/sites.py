@@ -1,0 +1,106 @@
+"""Trace -> sites: the ops that thin the grid out and can be moved, and why the others cannot."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from torch.fx import Node
+
+from unstride.geometry.grids import Grid, grid_at
+from unstride.geometry.layers import module_path
+from unstride.geometry.positions import Pos, Site, Trace
+from unstride.graph.capture import Graph
+from unstride.graph.ops import op_name
+
+CLOSE = 1e-2  # cell sizes that agree, as a share
+_NO_RULE = "mixes neighbouring positions in a way without a rule"
+
+
+class Sites:
+    """`all` usable sites in the order of the graph, `at` a node (by number); `left`: what is none, and why."""
+
+    def __init__(self, graph: Graph, trace: Trace) -> None:
+        self.trace, self.left = trace, dict[str, str]()
+        self._grids: dict[Node, Grid | None] = {}
+        order = {n: i for i, n in enumerate(graph.fx.nodes)}
+        self.all = sorted((s for s in self._found() if self._usable(s)), key=lambda s: order[s.node])
+        self.at: dict[Node, list[int]] = defaultdict(list)
+        for i, s in enumerate(self.all):
+            self.at[s.node].append(i)
+
+    def grid(self, n: Node) -> Grid | None:
+        if n not in self._grids:
+            self._grids[n] = grid_at(self.trace, n)
+        return self._grids[n]
+
+    def cell(self, s: Site, a: int) -> float:
+        """How far apart the cells lie that a site reads, along an axis."""
+        grid = self.grid(s.operand)
+        assert grid is not None  # or it would not be usable
+        return grid.spacing[a]
+
+    def name(self, n: Node) -> str:
+        return f"{module_path(n)} ({op_name(n)})"
+
+    def _found(self) -> list[Site]:
+        sites = [self._through_pad(s) for s in self.trace.sites]
+        for n in self.trace.merges:  # several ops may mix what one op has cut into patches
+            seen = {(s.node, s.operand) for s in sites}
+            sites += [s for s in self._merges(n) if (s.node, s.operand) not in seen]
+        return sites
+
+    def _merges(self, n: Node) -> list[Site]:
+        """Patch merging by reshapes: the op that mixes neighbours, and the last plain grid before it."""
+        pos = self.trace.pos[n]
+        out = self.grid(n)
+        if not isinstance(pos, Pos) or out is None:
+            self.left[self.name(n)] = _NO_RULE
+            return []
+        found: list[Site] = []
+
+        def back(node: Node, seen: int) -> None:
+            for source in dict.fromkeys([*self.trace.sources[node][0], *self.trace.sources[node][1]]):
+                grid = self.grid(source)
+                if grid is None and seen < 32 and source.op == "call_function":
+                    if self.left.get(self.name(source)) == _NO_RULE:  # a part of this merging (rows, then columns)
+                        del self.left[self.name(source)]
+                    back(source, seen + 1)
+                elif grid is not None:
+                    ratio = [o / g if g else 1.0 for o, g in zip(out.spacing, grid.spacing, strict=True)]
+                    rate = (max(round(ratio[0]), 1), max(round(ratio[1]), 1))
+                    if max(ratio) < 1.5:  # as fine as before: branches that lie a little apart
+                        continue
+                    if all(abs(r - k) < CLOSE * r or r < 1.5 for r, k in zip(ratio, rate, strict=True)):
+                        found.append(Site(node, source, "merge", rate))
+                    else:
+                        self.left[self.name(n)] = _NO_RULE
+
+        back(n, 0)
+        return list({(s.node, s.operand): s for s in found}.values())
+
+    def _through_pad(self, s: Site) -> Site:
+        """A reflecting (replicating, circular) pad is part of the window behind it: it goes on beyond its own end."""
+        p = s.operand
+        if (
+            s.windows is None
+            or p.op != "call_function"
+            or op_name(p) not in ("pad", "reflection_pad2d", "replication_pad2d")
+        ):
+            return s
+        mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(op_name(p)) or (
+            p.args[2] if len(p.args) > 2 else p.kwargs.get("mode", "constant")
+        )
+        read: Any = p.args[0]
+        pads = [int(v) for v in p.args[1]]  # type: ignore[union-attr, arg-type]
+        if mode == "constant" or len(pads) != 4 or any(w.start for w in s.windows):
+            return s
+        wy, wx = s.windows
+        windows = (replace(wy, start=pads[2], end=wy.end + pads[3]), replace(wx, start=pads[0], end=wx.end + pads[1]))
+        return replace(s, windows=windows, reads=read, mode=str(mode))
+
+    def _usable(self, s: Site) -> bool:
+        grid = self.grid(s.operand)
+        if grid is not None and (s.windows is None or (not grid.tokens and {*grid.dims} <= {2, 3, None})):
+            return True
+        self.left[self.name(s.node)] = "its input is not a plain map of the image (windows or mixed positions)"
+        return False
