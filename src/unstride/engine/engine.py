@@ -18,6 +18,7 @@ from unstride.graph.capture import Graph, run_nodes, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
+TOGETHER = 512 << 20  # bytes that images which run together may take
 Request = tuple[int, State]  # (image, state)
 
 
@@ -132,6 +133,18 @@ class Engine:
             )
 
         return most(0, 1)
+
+    def images_at_once(
+        self, layers: Iterable[int], budget: int, max_bytes: int | None, count: int | None = None
+    ) -> int:
+        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
+        twice what the plain network needs for all `count` images.
+        """
+        stored = self.prefix_bytes(layers, budget)
+        bound = TOGETHER if max_bytes is None else max_bytes
+        if count is not None:
+            bound = min(bound, 2 * count * self.plain_bytes)
+        return max(1, bound // (stored + self.plain_bytes), (bound - self.chunk_bytes) // max(1, stored))
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""

@@ -67,7 +67,7 @@ def write(
     path = Path(path)
     if path.suffix not in (".toml", ".json"):
         raise OptionError(f"recipe file: got {path.name}, wanted a name that ends in .toml or .json")
-    data: dict[str, Any] = {"version": VERSION, **_plain(recipe)}
+    data: dict[str, Any] = {"version": VERSION, **to_data(recipe)}
     if model is not None:
         data["model"] = {"fingerprint": model if isinstance(model, str) else fingerprint(model)}
     if preprocess is not None:
@@ -99,7 +99,7 @@ def read(path: str | Path) -> Written:
         model, prepared = head["model"] or {}, head["preprocess"]
         missing = {} if prepared is None else {"resize": None, "crop": None}
         return Written(
-            _recipe(data),
+            from_data(data),
             model.get("fingerprint"),
             Preprocess.from_json({**missing, **prepared}) if prepared is not None else None,
             head["figures"] or {},
@@ -111,7 +111,7 @@ def read(path: str | Path) -> Written:
         raise ArtefactError(f"{path} does not hold a usable recipe ({type(error).__name__}: {error})") from error
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def to_data(recipe: Recipe) -> dict[str, Any]:
     """A recipe as plain data, without what has its default."""
     data: dict[str, Any] = {}
     for f in fields(recipe):
@@ -135,10 +135,13 @@ def _plain_stage(stage: Stage) -> dict[str, Any]:
     return data | {k: list(v) for k in ("weights", "temperatures") if (v := getattr(stage, k))}
 
 
-def _recipe(data: dict[str, Any]) -> Recipe:
+def from_data(data: dict[str, Any]) -> Recipe:
+    """The inverse of `to_data`; what it does not know is refused by name."""
+    data = dict(data)
     stages = tuple(_stage(s) for s in data.pop("stage", ()))
     stop = data.pop("stop", None)
     if stop is not None:
+        stop = dict(stop)
         rule = _STOPS.get(stop.pop("rule", ""))
         if rule is None:
             raise OptionError(f"stop: wanted one of {', '.join(_STOPS)}")
