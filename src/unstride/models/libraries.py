@@ -20,7 +20,7 @@ _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no numbe
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Blueprint:
     """How to make one model, and what is known of it once it is made."""
 
     build: Callable[..., nn.Module]  # (classes: int | None, names: of a checkpoint's tensors) -> random weights
@@ -48,7 +48,7 @@ def _optional(module: str, extra: str) -> Any:
         raise SpecError(f"this model needs {module}: pip install 'unstride[{extra}]' ({first_line(error)})") from error
 
 
-def _torchvision(name: str) -> Recipe:
+def _torchvision(name: str) -> Blueprint:
     import torchvision
     from torchvision.models import get_model, get_model_weights, list_models
 
@@ -75,7 +75,7 @@ def _torchvision(name: str) -> Recipe:
         fixed = getattr(model, "image_size", None)  # of a ViT, whose best weights may have come with another size
         return made if fixed is None or made.size == (fixed, fixed) else replace(made, resize=fixed, crop=fixed)
 
-    return Recipe(
+    return Blueprint(
         build,
         lambda: get_model(name, weights=best),
         preprocess,
@@ -109,7 +109,7 @@ def imagenet_names() -> tuple[str, ...]:
     return tuple(ResNet18_Weights.DEFAULT.meta["categories"])
 
 
-def _timm(name: str) -> Recipe:
+def _timm(name: str) -> Blueprint:
     import timm
 
     if not timm.is_model(name):
@@ -128,7 +128,7 @@ def _timm(name: str) -> Recipe:
             return imagenet_names()
         return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else ()
 
-    return Recipe(
+    return Blueprint(
         build, lambda: timm.create_model(name, pretrained=True), preprocess, lambda model: "classification", classes
     )
 
@@ -153,7 +153,7 @@ def from_timm(config: Mapping[str, Any], exact: bool = True) -> Preprocess:
     )
 
 
-def _smp(name: str) -> Recipe:
+def _smp(name: str) -> Blueprint:
     smp = _optional("segmentation_models_pytorch", "segmentation")
     import timm
 
@@ -193,10 +193,10 @@ def _smp(name: str) -> Recipe:
         mean, std = (tuple(v / top for v in settings[key]) for key in ("mean", "std"))
         return replace(plain, mean=mean, std=std, channels=settings["input_space"])
 
-    return Recipe(build, pretrained, preprocess, lambda model: "segmentation")
+    return Blueprint(build, pretrained, preprocess, lambda model: "segmentation")
 
 
-def _hf(name: str) -> Recipe:
+def _hf(name: str) -> Blueprint:
     hf = _optional("transformers", "segmentation")
     from transformers.models.auto import modeling_auto
 
@@ -255,7 +255,7 @@ def _hf(name: str) -> Recipe:
         names = tuple(model.config.id2label[i] for i in sorted(model.config.id2label))
         return () if all(re.fullmatch(r"LABEL_\d+", label) for label in names) else names
 
-    return Recipe(build, pretrained, preprocess, task, classes)
+    return Blueprint(build, pretrained, preprocess, task, classes)
 
 
 def _backbone(hf: Any, name: str) -> Any:
@@ -292,4 +292,4 @@ def from_transformers(settings: Mapping[str, Any]) -> Preprocess:
     )
 
 
-RECIPES: dict[str, Callable[[str], Recipe]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}
+LIBRARIES: dict[str, Callable[[str], Blueprint]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}

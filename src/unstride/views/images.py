@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as TF
 
 from unstride.errors import DataError, InputError, OptionError
 
@@ -180,6 +178,9 @@ class Preprocess:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """PIL image -> float32 (C, H, W) in 0..1: everything but the normalisation."""
+        from torchvision.transforms import InterpolationMode  # only here: who brings tensors need not load it
+        from torchvision.transforms import functional as TF
+
         image = image.convert(_MODES[self.channels])
         if self.resize is not None:
             image = TF.resize(image, self.resize, InterpolationMode(self.interpolation))
