@@ -1,5 +1,6 @@
 """Selections: a State picks (s_y, s_x) at every subsampling layer; 0 is the trained network."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,26 @@ class StateSpace:
 
         yield from grow(self.zero, chosen)
 
+    def nearest(self, count: int) -> tuple[State, ...]:
+        """The `count` states that move the map least, the plain one first: an order without a search.
+
+        By the distance of the displacement, then the cheaper ones (those that change later layers only).
+        """
+        found: list[State] = [self.zero]
+        for layer in range(len(self.rates), 0, -1):  # changes of up to two layers: farther ones are never the nearest
+            found += self.neighbours(self.zero, layer)
+        singles = found[1:]
+        for one, two in itertools.combinations(singles, 2):
+            first, second = _changed(one), _changed(two)
+            if first != second:
+                found.append(one.at(second, two.selections[second - 1]))
+
+        def rank(state: State) -> tuple[float, int]:
+            dy, dx = self.displacement(state)
+            return round(math.hypot(dy, dx), 6), -_changed(state)
+
+        return tuple(sorted(found, key=rank)[:count])
+
     def parse(self, value: Any) -> State:
         """A State, a sequence of (s_y, s_x) or of flat indices i = s_y R_x + s_x -> a State of this space."""
         entries = value.selections if isinstance(value, State) else tuple(value)
@@ -89,3 +110,8 @@ class StateSpace:
                 raise OptionError(f"state {value!r}: {entry!r} at layer {layer} is outside its rate ({ry}, {rx})")
             out.append((s[0], s[1]))
         return State(tuple(out))
+
+
+def _changed(state: State) -> int:
+    """The first layer that a state changes; beyond the last for the plain one."""
+    return next((k for k, s in enumerate(state.selections, 1) if any(s)), len(state.selections) + 1)

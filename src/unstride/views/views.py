@@ -23,7 +23,7 @@ Picture = Any  # Tensor (..., C, H, W), float in [0, 1] or uint8, or a PIL image
 
 _REARRANGE = {"Identity", "FlipLR", "FlipUD"}  # move pixels, never change their values: right on any tensor
 _GEOMETRY = {"Rotate", "CropBilinear", "ShearX", "ShearY", "TranslateX", "TranslateY", "Scale", "FiveCrop", "Cutout"}
-_NO_WAY_BACK = {"Rotate", "CropBilinear", "ShearX", "ShearY", "FiveCrop"}
+_NO_WAY_BACK = {"Rotate", "CropBilinear", "ShearX", "ShearY", "FiveCrop", "Field", "ShiftX", "ShiftY"}
 
 
 def needs_pixels(view: View) -> bool:
