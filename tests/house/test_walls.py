@@ -1,4 +1,4 @@
-"""The walls of the house, beside import-linter: a small root, no private name across modules, files of a size."""
+"""The walls of the house, beside import-linter's layers: a small root, no private name crosses, files of a size."""
 
 import ast
 from pathlib import Path

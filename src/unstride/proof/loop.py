@@ -28,7 +28,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unstride.data import Dataset, segmentation
+from unstride.data import TASKS, Dataset
 from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError
@@ -127,7 +127,7 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
         )
-    task = "segmentation" if data.partition(":")[0] in segmentation.KINDS else "classification"
+    task = TASKS.get(data.partition(":")[0], "classification")
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
 
 
