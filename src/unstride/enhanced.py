@@ -136,16 +136,11 @@ class Enhanced(nn.Module):
 
     def make_attention(self, plan: Plan) -> None:
         """The attention for this network's map, untrained (it is the mean) unless there is one already."""
-        shape = plan.found.trace.shapes[plan.targets[0].tap]
-        grid = plan.targets[0].grid
-        spatial = {0, *(grid.dims if grid is not None else ())}
-        channels = 1
-        for d, size in enumerate(shape):
-            channels *= size if d not in spatial else 1
         if self.attention is None:
-            self.attention = Attention(channels).to(plan.graph.device)
-        elif self.attention.channels != channels:
-            raise OptionError(f"the attention was made for {self.attention.channels} channels, this map has {channels}")
+            self.attention = Attention(plan.channels).to(plan.graph.device)
+        elif self.attention.channels != plan.channels:
+            made, has = self.attention.channels, plan.channels
+            raise OptionError(f"the attention was made for {made} channels, this map has {has}")
 
     # -- use
     def forward(self, images: Any) -> Any:
