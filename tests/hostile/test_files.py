@@ -118,9 +118,9 @@ def test_an_evaluation_leaves_the_temporary_files_of_another_alone(tmp_path: Pat
 
 
 def test_two_runs_cannot_share_a_folder_that_one_will_remove(tmp_path: Path) -> None:
-    with locks.alone(tmp_path / "work"), pytest.raises(OptionError, match="another run is at work"):
-        with locks.alone(tmp_path / "work"):
-            pytest.fail("both are at work")
+    work = tmp_path / "work"
+    with locks.alone(work), pytest.raises(OptionError, match="another run is at work"), locks.alone(work):
+        pytest.fail("both are at work")
     with locks.alone(tmp_path / "work"), locks.alone(tmp_path / "work", leads=False):
         pass
 

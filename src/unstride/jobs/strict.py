@@ -29,7 +29,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """A ValueError where lists and tables are nested deeper than any file of ours: what reads them goes down by calls."""
+    """A ValueError where lists and tables are nested deeper than in any file of ours: readers go down by calls."""
     level = [value]
     for _ in range(DEPTH + 1):
         level = [inner for v in level for inner in _inside(v)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -273,7 +273,7 @@ def load(path: str | Path, seed: int = 0) -> Policy:
     return Policy(name, tuple(parse_view(view, seed) for view in views), seed)
 
 
-def _parsed(path: Path) -> object:
+def _parsed(path: Path) -> Any:
     try:
         if path.stat().st_size > _BYTES:
             raise OptionError(f"policy {path} has {path.stat().st_size:,} bytes; at most {_BYTES:,} are read.")
@@ -312,7 +312,7 @@ def parse_op(text: str, seed: int = 0) -> Op:
             value = value if isinstance(value, bool) else (int(raw) if raw.lstrip("+-").isdigit() else float(raw))
         except ValueError:
             value = raw
-    if _is_number(value) and not abs(value) <= _LARGEST:  # type: ignore[arg-type,operator]
+    if _is_number(value) and not abs(value) <= _LARGEST:  # type: ignore[arg-type]
         raise OptionError(f"{text[:60]!r}: a value must be finite, and at most {_LARGEST:g}.")
     if not where:
         return cutout(value, seed) if name == "Cutout" and _is_number(value) else Op(name, value)
