@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import ArtefactError, OptionError, UnstrideError
-from unstride.jobs.artefacts import write_whole
+from unstride.jobs import strict
+from unstride.jobs.artefacts import write_file
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
@@ -75,7 +76,7 @@ def write(
     if figures:
         data["figures"] = dict(figures)
     text = json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
-    return write_whole(path, text.encode())
+    return write_file(path, text.encode())
 
 
 def read(path: str | Path) -> Written:
@@ -86,7 +87,7 @@ def read(path: str | Path) -> Written:
         if len(raw) > LIMIT:
             raise ArtefactError(f"{path}: {len(raw):,} bytes are too many for a recipe")
         text = raw.decode("utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else strict.loads(text)
     except OSError as error:
         raise ArtefactError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

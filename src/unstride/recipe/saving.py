@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import ArtefactError, OptionError
-from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.tasks import Plan
@@ -56,10 +56,13 @@ def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None
         old = Preprocess.from_json(stored) if stored is not None else None
         attention = None
         if channels is not None:
+            check_finite(path, tensors)
+            if channels != tensors["out"].numel():  # before so much memory is asked for
+                raise ValueError(f"{channels} channels, but weights for {tensors['out'].numel()}")
             attention = Attention(channels)
             attention.load_state_dict(tensors)
             attention.requires_grad_(False)
-    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OptionError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError, OptionError) as error:
         raise ArtefactError(f"{path} does not hold a usable enhanced model ({error}). Save it again.") from error
     if preprocess is not None and old is not None and preprocess != old:
         names = [f.name for f in fields(old) if getattr(preprocess, f.name) != getattr(old, f.name)]
