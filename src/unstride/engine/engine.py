@@ -103,7 +103,7 @@ class Engine:
     def variant(self, level: int, states: Iterable[State]) -> Segment:
         """What computes these states at this level: the plain network's ops where they move nothing there."""
         layers = self.moved_by[level]
-        still = layers is not None and not any(s.selections[k - 1] != (0, 0) for s in states for k in layers)
+        still = layers is not None and not any(any(s.selections[k - 1]) for s in states for k in layers)
         return (self.as_trained if still else self.moved)[level]
 
     def variants(self, level: int) -> tuple[Segment, ...]:
