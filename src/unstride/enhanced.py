@@ -202,10 +202,17 @@ class Enhanced(nn.Module):
         return found
 
     def with_options(self, **changes: Any) -> Enhanced:
-        """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`."""
+        """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
+
+        `recipe` names another one to start from; options of the search, given to the default recipe, ask for the paper's.
+        """
+        base = changes.pop("recipe", self.recipe)
+        if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
+            base = "paper"
+        base = get(base, self.task)
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
         preprocess = changes.pop("preprocess", self.preprocess)
-        other = Enhanced(self.model, self.recipe.changed(**changes), max_bytes, optimise, preprocess)
+        other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
         kept = [(e.max_bytes, e.optimise, e.recipe.task, e.recipe.space) for e in (self, other)]
         if kept[0] == kept[1]:
             other.plans, other._versions = self.plans, self._versions
@@ -336,8 +343,11 @@ class Enhanced(nn.Module):
         layers = options.layers if options.states is None else range(1, plan.engine.depth + 1)
         return plan.engine.images_at_once(layers, options.budget, self.max_bytes, count)
 
-    def extra_repr(self) -> str:
-        return str(self.recipe)
+    def __repr__(self) -> str:
+        text = f"Enhanced {type(self.model).__name__}: {self.recipe}"
+        if self.recipe.searches and self.recipe.layers is None and self.plans:
+            text += f", layers={default_layers(self.plan.found.space, self.task)}"
+        return text
 
 
 def enhance(

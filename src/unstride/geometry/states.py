@@ -101,9 +101,7 @@ class StateSpace:
         change later layers only), then those that change fewer layers.
         """
         zero = self.zero
-        singles = [
-            (layer, s) for layer in range(len(self.rates), 0, -1) for s in self.natural(layer) if any(s)
-        ]
+        singles = [(layer, s) for layer in range(len(self.rates), 0, -1) for s in self.natural(layer) if any(s)]
         found = [zero, *(zero.at(*one) for one in singles)]
         for one, two in itertools.combinations(singles, 2):
             if one[0] != two[0]:
