@@ -204,7 +204,7 @@ class Enhanced(nn.Module):
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
 
-        `recipe` names another one to start from; options of the search, given to the default recipe, ask for the paper's.
+        `recipe` names another one to start from; options of a search, given to the default recipe, ask for the paper's.
         """
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):

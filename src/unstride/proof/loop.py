@@ -43,13 +43,14 @@ from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.work import BATCH, Job, place, work
 from unstride.recipe.files import to_data
+from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA
 
 
 def evaluate(
     model: str | Loaded | nn.Module,
     data: str | Dataset,
-    budgets: Sequence[int] = (1, 4, 10, 15),
+    budgets: Sequence[int] | None = None,
     *,
     weights: str = "none",
     task: str | None = None,
@@ -71,11 +72,13 @@ def evaluate(
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
-    options    what `enhance` takes: criterion, aggregate, layers, order, align, ...
+    budgets    states per image of the paper's search; by default 1, 4, 10 and 15
+    options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ... A recipe with stages of looks
+               has a row of its own beside the plain one, and no budgets
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
-    budgets = check_budgets(budgets)
+    asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
     if report is not None:
         check_report(Path(report))
     if launched().size > 1 and out is None:
@@ -84,13 +87,13 @@ def evaluate(
         model = load_model(model, weights)
     dataset = _dataset(model, data, limit, split)
     _check_task(model, task, dataset)
-    better = _enhanced(model, dataset, {**options, "seed": seed})
+    better = _enhanced(model, dataset, options, seed, budgets)
     wide = None
     if isinstance(tta, str):
         tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
     if tta is not None and len(tta.used) < 2:
         raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, budgets, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
+    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
     if job.batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}; wanted at least 1")
     about = _about(job)
@@ -154,7 +157,9 @@ def _classes(loaded: Loaded) -> int | None:
     return max(2, sizes[0]) if sizes else None
 
 
-def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any]) -> Enhanced:
+def _enhanced(
+    model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any], seed: int, budgets: Sequence[int] | None
+) -> Enhanced:
     """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
     module = model.model if isinstance(model, Loaded) else model
     if isinstance(module, Enhanced) and module.task != dataset.task:
@@ -163,10 +168,18 @@ def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str,
         )
     device, dtype = place(module)
     example = _first(dataset)[None].to(device, dtype)
-    if not isinstance(module, Enhanced):
-        return enhance(module, example, task=dataset.task, **options)
-    better = module.with_options(**options)
-    better.fitted(example)
+    if isinstance(module, Enhanced):
+        better = module.with_options(**options)
+        better.fitted(example)
+    else:
+        named = {"recipe": "paper", **options}
+        better = enhance(module, example, task=dataset.task, preprocess=dataset.preprocess, **named)
+    if not better.recipe.stages:
+        return better.with_options(seed=seed)
+    if budgets is not None:
+        raise OptionError(
+            f"budgets are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
+        )
     return better
 
 
@@ -188,7 +201,8 @@ def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
     plan = better.plan
-    asked = {k: v for k, v in to_data(better.recipe).items() if k not in ("name", "task", "budget", "seed")}
+    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
+    asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
     attention = better.attention
     return {

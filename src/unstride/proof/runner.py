@@ -19,6 +19,7 @@ from unstride.tta import TTA, Policy, View
 from unstride.tta.methods import Merger
 from unstride.views import policies
 from unstride.views import views as ways
+from unstride.views.canvas import Source
 from unstride.views.images import Preprocess
 
 _PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
@@ -50,12 +51,24 @@ class Runner:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Without views first; the plain network is the first of all."""
+        """Without views first; the plain network is the first of all. Stages of looks are one setting of their own."""
+        if self.better.recipe.stages:
+            return Setting(1, 1), self.looks
         views = [1] if self.tta is None else [1, len(self.tta.used)]
         return tuple(Setting(v, b) for v in dict.fromkeys(views) for b in self.budgets)
 
-    def __call__(self, images: Tensor, wide: Tensor | None = None) -> dict[Setting, Outcome]:
+    @property
+    def looks(self) -> Setting:
+        """The stages of a recipe: as many looks as a picture takes at most, in the states of each."""
+        return Setting(max(2, sum(len(s.views) for s in self.better.recipe.stages)), 1)
+
+    def __call__(
+        self, images: Tensor, wide: Tensor | None = None, pictures: Source | None = None
+    ) -> dict[Setting, Outcome]:
         self._forget()
+        if self.better.recipe.stages:
+            plain = Outcome(self.better.plain(images), [1.0] * len(images))
+            return {Setting(1, 1): plain, self.looks: Outcome(*self.better.looks(pictures or images))}
         base = self._search(images)
         found = {Setting(1, b): base[b] for b in self.budgets}
         if self.tta is not None and len(self.tta.used) > 1:
@@ -67,9 +80,15 @@ class Runner:
         """Of one image of this size."""
         return self.better.fitted(images[:1])[1].plain_macs
 
-    def seconds(self, images: Tensor, wide: Tensor | None, setting: Setting) -> float:
+    def seconds(self, images: Tensor, wide: Tensor | None, setting: Setting, pictures: Source | None = None) -> float:
         """Wall clock of one setting by itself. Call it on a batch that has been run: nothing is left to set up."""
-        better = self.better.with_options(budget=setting.budget)
+        if self.better.recipe.stages and not setting.plain:
+            _settle(images)
+            start = time.perf_counter()
+            self.better.looks(pictures or images)
+            _settle(images)
+            return time.perf_counter() - start
+        better = self.better.with_options(budget=setting.budget) if setting.budget > 1 else self.better
         seen = [images]
         if setting.views > 1:
             assert self.tta is not None

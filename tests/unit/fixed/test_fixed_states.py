@@ -84,7 +84,7 @@ def test_segmentation_maps():
     ).eval()
     x = torch.randn(2, 3, 32, 32)
     for border in ("renormalise", "zeros"):
-        better = unstride.enhance(model, x, task="segmentation", border=border)
+        better = unstride.enhance(model, x, recipe="paper", task="segmentation", border=border)
         states = states_of(better, x, 4)
         module = fixed(model, x, states, task="segmentation", border=border)
         assert close(module(x), better.with_options(states=tuple(states))(x))
