@@ -101,7 +101,12 @@ def test_a_header_that_says_nonsense_is_refused(learned, net, tmp_path):
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     inner = json.loads(header["__metadata__"]["unstride"])
-    for key, value in (("task", "juggling"), ("channels", 99), ("options", {"budget": 3}), ("preprocess", {"zoom": 1})):
+    for key, value in (
+        ("recipe", {"task": "juggling"}),
+        ("channels", 99),
+        ("recipe", {"budgett": 3}),
+        ("preprocess", {"zoom": 1}),
+    ):
         meta = {**inner, "meta": {**inner["meta"], key: value}}
         text = json.dumps({**header, "__metadata__": {"unstride": json.dumps(meta)}}).encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])

@@ -29,7 +29,7 @@ def test_output_type_and_plain_answer(images: torch.Tensor) -> None:
 
 
 def test_all_layers_are_searched(images: torch.Tensor) -> None:
-    better = unstride.enhance(seeded(SmallSegmenter()), images[:1], task="segmentation")
+    better = unstride.enhance(seeded(SmallSegmenter()), images[:1], recipe="paper", task="segmentation")
     assert "layers=(1, 2, 3)" in repr(better)
 
 

@@ -17,7 +17,7 @@ from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
 from unstride.graph.ops import ancestors
 from unstride.procedure.aggregate import Attention, entropy
-from unstride.procedure.align import Offset
+from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
 from unstride.procedure.tasks import Plan
 
@@ -69,9 +69,8 @@ class StaticAvgPool(nn.Module):
         self.scale = pool.scale * self.area
         divide = None
         if pool.counts is not None:
-            layer = next(iter({**pool.shift.steps[0], **pool.shift.steps[1]}))
-            s, rate = state.selections[layer - 1], pool.shift.site.rate  # type: ignore[union-attr]
-            divide = pool.counts[0][s[0] % rate[0]][:, None] * pool.counts[1][s[1] % rate[1]][None, :]
+            rows, columns = (pool.counted(a, state) for a in (0, 1))
+            divide = rows[:, None] * columns[None, :]
         self.divide: Tensor | None
         self.register_buffer("divide", divide, persistent=False)
 
@@ -134,12 +133,14 @@ def _align(m: Tensor, offset: Offset | None) -> Tensor:
     """Align (B, C, H, W) with zeros where there is no source, by pads and sums alone."""
     if offset is None or m.ndim != 4:
         return m
-    h, w = int(m.shape[2]), int(m.shape[3])
+    size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
-    for y, x, weight in offset.taps():
-        if y < h and x < w:
-            part = m[:, :, : h - y, : w - x] * weight
-            part = F.pad(part, [x, 0, y, 0]) if x or y else part
+    for cells, weight in offset.taps():
+        both = overlap(size, cells)
+        if both is not None:
+            part = m[(..., *both[1])] * weight
+            sides = [side for k in reversed(cells) for side in (max(k, 0), max(-k, 0))]
+            part = F.pad(part, sides) if any(sides) else part
             out = part if out is None else out + part
     return torch.zeros_like(m) if out is None else out
 

@@ -219,7 +219,7 @@ def measure(
             budget=b,
             batch=len(images),
             image=(int(images.shape[2]), int(images.shape[3])),
-            learned=better.asked["aggregate"] == "attention",
+            learned=better.recipe.aggregate == "attention",
             time=times[f"ours {b}"],
             macs=mean(work[b][1]),
             tta=times.get(f"tta {b}"),

@@ -42,6 +42,7 @@ from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.work import BATCH, Job, place, work
+from unstride.recipe.files import to_data
 from unstride.tta import TTA
 
 
@@ -186,11 +187,9 @@ def _spec(model: Loaded | nn.Module) -> str:
 def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
-    asked = {k: v for k, v in better.asked.items() if k not in ("budget", "seed")}
     plan = better.plan
+    asked = {k: v for k, v in to_data(better.recipe).items() if k not in ("name", "task", "budget", "seed")}
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
-    asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
-    asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]
     attention = better.attention
     return {
         "task": job.task,

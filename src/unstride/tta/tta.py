@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
-from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
 from unstride.jobs.fingerprint import fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.tta import fitting, methods
@@ -209,7 +209,8 @@ class TTA(nn.Module):
             tta = cls(model, policy, method, meta["budget"], **options)
             weights = tensors["weights"]
             fits = weights.ndim in (1, 2) and len(weights) == tta.budget and bool((weights >= 0).all())
-        except (KeyError, TypeError, OptionError) as error:
+            check_finite(path, tensors)
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
             raise ArtefactError(f"{path} does not hold a usable TTA ({error}). Save it again.") from error
         if not fits:
             raise ArtefactError(f"{path} has weights {tuple(weights.shape)} for {tta.budget} views. Save it again.")

@@ -108,7 +108,9 @@ class Canvas:
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, Tensor) or self.pixels.ndim != 4:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
-            raise InputError(f"canvas: got {came}, wanted a float tensor (B, C, H, W)")
+            raise InputError(
+                f"images: got {came}, wanted a float tensor (B, C, H, W); for one image (C, H, W) pass image.unsqueeze(0)"
+            )
         height, width = self.pixels.shape[2:]
         box = self.box
         if box is None:
