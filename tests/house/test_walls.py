@@ -8,6 +8,8 @@ import pytest
 import unstride
 
 SOURCE = Path(unstride.__file__).parent
+TESTS = Path(__file__).parents[1]
+BESIDE = {"laws", "zoo", "hostile", "browser", "docs", "house"}
 FILES = sorted(SOURCE.rglob("*.py"))
 MOST_LINES = 400
 MOST_IN_A_FUNCTION = 45  # a screen; signature and docstring do not count
@@ -19,6 +21,13 @@ def test_the_root_is_small_and_every_room_says_what_it_is():
         if room.is_dir() and any(room.glob("*.py")):
             doc = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
             assert doc, f"{room.name}/__init__.py: say what comes in, what goes out and what one may touch"
+
+
+def test_tests_mirror_the_rooms():
+    """Who changes src/unstride/X/y.py opens tests/X; what holds for the whole lies in folders beside the rooms."""
+    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    rooms = {room.name for room in SOURCE.iterdir() if room.is_dir()}
+    assert folders - rooms <= BESIDE, f"{sorted(folders - rooms - BESIDE)}: no room of that name"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
