@@ -49,6 +49,5 @@ def test_another_tries_the_newest_torch_every_week():
     (when,) = started["schedule"]
     assert re.fullmatch(r"\d+ \d+ \* \* \d", when["cron"])  # a minute and an hour of one day of the week
     assert "make test PINS=" in runs
-    assert read("Makefile").count("pip install --quiet $(PINS)") == 2 and "PINS ?= -c constraints.txt" in read(
-        "Makefile"
-    )
+    makefile = read("Makefile")
+    assert makefile.count("pip install --quiet $(PINS)") == 2 and "PINS ?= -c constraints.txt" in makefile
