@@ -18,6 +18,7 @@ from unstride.graph.capture import Graph, run_nodes, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
+TOGETHER = 512 << 20  # bytes that images which run together may take
 Request = tuple[int, State]  # (image, state)
 
 
@@ -102,7 +103,7 @@ class Engine:
     def variant(self, level: int, states: Iterable[State]) -> Segment:
         """What computes these states at this level: the plain network's ops where they move nothing there."""
         layers = self.moved_by[level]
-        still = layers is not None and not any(s.selections[k - 1] != (0, 0) for s in states for k in layers)
+        still = layers is not None and not any(any(s.selections[k - 1]) for s in states for k in layers)
         return (self.as_trained if still else self.moved)[level]
 
     def variants(self, level: int) -> tuple[Segment, ...]:
@@ -132,6 +133,18 @@ class Engine:
             )
 
         return most(0, 1)
+
+    def images_at_once(
+        self, layers: Iterable[int], budget: int, max_bytes: int | None, count: int | None = None
+    ) -> int:
+        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
+        twice what the plain network needs for all `count` images.
+        """
+        stored = self.prefix_bytes(layers, budget)
+        bound = TOGETHER if max_bytes is None else max_bytes
+        if count is not None:
+            bound = min(bound, 2 * count * self.plain_bytes)
+        return max(1, bound // (stored + self.plain_bytes), (bound - self.chunk_bytes) // max(1, stored))
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""

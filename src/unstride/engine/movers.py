@@ -57,6 +57,11 @@ def neighbours(places: Sequence[tuple[Tensor, int]], starts: Sequence[Any]) -> l
     return found
 
 
+def selected(shift: Shift, state: State, a: int) -> int:
+    """How many cells later a state reads an operand along an axis."""
+    return sum(state.selections[layer - 1][a] * step for layer, step in shift.steps[a].items())
+
+
 class Mover(nn.Module):
     """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
@@ -81,8 +86,7 @@ class Mover(nn.Module):
             )
 
     def start(self, state: State, a: int) -> int:
-        s = sum(state.selections[layer - 1][a] * step for layer, step in self.shift.steps[a].items())
-        return s - (self.windows[a].start if self.windows is not None else 0)
+        return selected(self.shift, state, a) - (self.windows[a].start if self.windows is not None else 0)
 
     @torch.compiler.disable
     def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
@@ -175,27 +179,28 @@ class MovedAvgPool(nn.Module):
         super().__init__()
         assert shift.site is not None and shift.site.windows is not None
         self.shift, self.size, self.stride = shift, size, stride
-        self.counts: tuple[list[Tensor], list[Tensor]] | None = None
+        self.counts: tuple[dict[int, Tensor], ...] | None = None  # per axis and selection
         self.scale = 1.0 / (divisor or size[0] * size[1])
         if divisor is None and (ceil or not count_pad):
             rates = shift.site.rate
-            self.counts = tuple(  # type: ignore[assignment]
-                [
-                    _counts(shift.site.windows[a], s, size[a], stride[a], out_size[a], extent[a], count_pad)
-                    for s in range(rates[a])
-                ]
+            self.counts = tuple(
+                {
+                    s: _counts(shift.site.windows[a], s, size[a], stride[a], out_size[a], extent[a], count_pad)
+                    for s in range(1 - rates[a], rates[a])
+                }
                 for a in (0, 1)
             )
+
+    def counted(self, a: int, state: State) -> Tensor:
+        """How many elements each window counts along an axis."""
+        assert self.counts is not None
+        return self.counts[a][selected(self.shift, state, a)]
 
     def forward(self, x: Tensor, states: Sequence[State]) -> Tensor:
         total = F.avg_pool2d(x, self.size, self.stride, divisor_override=1)
         if self.counts is None:
             return total * self.scale
-        layer = next(iter({**self.shift.steps[0], **self.shift.steps[1]}))
-        picks = [state.selections[layer - 1] for state in states]
-        rates = self.shift.site.rate  # type: ignore[union-attr]
-        rows = torch.stack([self.counts[0][s[0] % rates[0]] for s in picks]).to(x)
-        columns = torch.stack([self.counts[1][s[1] % rates[1]] for s in picks]).to(x)
+        rows, columns = (torch.stack([self.counted(a, s) for s in states]).to(x) for a in (0, 1))
         m = x.shape[0] // len(states)
         divide = (rows[:, None, :, None] * columns[:, None, None, :]).repeat_interleave(m, 0)
         return total / divide

@@ -9,6 +9,7 @@ from torch.fx import Node
 from unstride.geometry.grids import Grid
 from unstride.geometry.groups import Groups
 from unstride.geometry.layers import LeftOut, Shift, Subsampling, SubsamplingLayer, module_path
+from unstride.geometry.natural import natural_sides
 from unstride.geometry.positions import Site, Trace, has_axis
 from unstride.geometry.sites import Sites
 from unstride.geometry.walk import walk
@@ -143,7 +144,9 @@ def _layer(groups: Groups, k: int, members: list[int], cost: float) -> Subsampli
     stride = tuple(round(weight[a] * rate[a]) if weight[a] else 1 for a in (0, 1))
     size = next((g.size for s in sites if (g := _after(groups.sites, s)) is not None), (0, 0))
     ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
-    return SubsamplingLayer(k, rate, ops, stride, size, cost)  # type: ignore[arg-type]
+    cells = [g.size for s in sites if (g := groups.sites.grid(s.operand)) is not None]
+    sides = natural_sides(sites, rate, cells)
+    return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)  # type: ignore[arg-type]
 
 
 def _after(sites: Sites, s: Site) -> Grid | None:

@@ -7,14 +7,17 @@ from torch.fx import Node
 from unstride.errors import NothingToSubsample
 from unstride.geometry.grids import Grid, grid_at
 from unstride.geometry.positions import Pos, Site, Trace
-from unstride.geometry.states import StateSpace
+from unstride.geometry.states import Sides, StateSpace
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
 
 
 @dataclass(frozen=True)
 class SubsamplingLayer:
-    """A group of strided ops that move together. `cost`: MACs behind it, as a share of a plain forward."""
+    """A group of strided ops that move together. `cost`: MACs behind it, as a share of a plain forward.
+
+    `sides`: per axis, the selection that stands for each phase where its ops lose least, s or s - R.
+    """
 
     index: int
     rate: tuple[int, int]
@@ -22,13 +25,20 @@ class SubsamplingLayer:
     stride: tuple[int, int]  # cumulative, after this layer
     map: tuple[int, int]
     cost: float
+    sides: Sides
 
     def __str__(self) -> str:
         ops = " + ".join(path for path, _ in self.ops)
         return (
             f"{self.index}: x{self.rate[0]}x{self.rate[1]}  {ops}  (stride {self.stride[0]}, "
-            f"{self.map[0]}x{self.map[1]} cells, one more state costs {self.cost:.0%})"
+            f"{self.map[0]}x{self.map[1]} cells, one more state costs {self.cost:.0%}{self._side()})"
         )
+
+    def _side(self) -> str:
+        """Said only where it is not the paper's."""
+        before = [min(s) < 0 for s in self.sides]
+        shown = " x ".join("/".join(map(str, s)) for s in self.sides)
+        return f", loses least at {shown}" if any(before) else ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class Subsampling:
 
     @property
     def space(self) -> StateSpace:
-        return StateSpace(tuple(layer.rate for layer in self.layers), self.strides)
+        rates, sides = (layer.rate for layer in self.layers), (layer.sides for layer in self.layers)
+        return StateSpace(tuple(rates), self.strides, tuple(sides))
 
     def grid(self, node: Node) -> Grid | None:
         return grid_at(self.trace, node)

@@ -45,12 +45,16 @@ Position = Pos | Lost | None
 
 @dataclass(frozen=True)
 class Window:
-    """The sliding window of a strided op along one axis: size, dilation, padding at the start and at the end."""
+    """The sliding window of a strided op along one axis: size, dilation, padding at the start and at the end.
+
+    `end` is how far its last window reaches beyond the map, `far` how far the op's own padding goes there.
+    """
 
     size: int
     dilation: int
     start: int
     end: int
+    far: int
 
 
 @dataclass(frozen=True, eq=False)

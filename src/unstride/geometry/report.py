@@ -54,6 +54,7 @@ class Report:
                     "stride": list(layer.stride),
                     "map": list(layer.map),
                     "cost": layer.cost,
+                    "natural": [list(s) for s in layer.sides],
                 }
                 for layer in self.layers
             ],

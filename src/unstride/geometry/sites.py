@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
 
 from torch.fx import Node
 
 from unstride.geometry.grids import Grid, grid_at
 from unstride.geometry.layers import module_path
+from unstride.geometry.natural import padded
 from unstride.geometry.positions import Pos, Site, Trace
 from unstride.graph.capture import Graph
 from unstride.graph.ops import op_name
@@ -80,23 +80,14 @@ class Sites:
 
     def _through_pad(self, s: Site) -> Site:
         """A reflecting (replicating, circular) pad is part of the window behind it: it goes on beyond its own end."""
-        p = s.operand
-        if (
-            s.windows is None
-            or p.op != "call_function"
-            or op_name(p) not in ("pad", "reflection_pad2d", "replication_pad2d")
-        ):
+        pad = padded(s.operand)
+        if s.windows is None or pad is None or pad.mode == "constant" or any(w.start for w in s.windows):
             return s
-        mode = {"reflection_pad2d": "reflect", "replication_pad2d": "replicate"}.get(op_name(p)) or (
-            p.args[2] if len(p.args) > 2 else p.kwargs.get("mode", "constant")
+        windows = tuple(
+            replace(w, start=low, end=w.end + high, far=w.far + high)
+            for w, (low, high) in zip(s.windows, pad.sides, strict=True)
         )
-        read: Any = p.args[0]
-        pads = [int(v) for v in p.args[1]]  # type: ignore[union-attr, arg-type]
-        if mode == "constant" or len(pads) != 4 or any(w.start for w in s.windows):
-            return s
-        wy, wx = s.windows
-        windows = (replace(wy, start=pads[2], end=wy.end + pads[3]), replace(wx, start=pads[0], end=wx.end + pads[1]))
-        return replace(s, windows=windows, reads=read, mode=str(mode))
+        return replace(s, windows=windows, reads=pad.source, mode=pad.mode)
 
     def _usable(self, s: Site) -> bool:
         grid = self.grid(s.operand)

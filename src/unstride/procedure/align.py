@@ -5,7 +5,9 @@ Resizing a map to image resolution (nearest), moving it by Delta and averaging b
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,41 +18,50 @@ from unstride.geometry.grids import Grid
 
 @dataclass(frozen=True)
 class Offset:
-    """Delta / T of a state per axis, split into whole cells and the fraction of a cell."""
+    """Delta / T of a state per axis, split into whole cells (below 0: the map lies before) and the rest of a cell."""
 
-    cells: tuple[int, int]
-    fraction: tuple[float, float]
+    cells: tuple[int, ...]
+    fraction: tuple[float, ...]
 
     @classmethod
-    def of(cls, displacement: tuple[float, float], spacing: tuple[float, float]) -> "Offset":
+    def of(cls, displacement: Sequence[float], spacing: Sequence[float]) -> "Offset":
         cells, fraction = [], []
         for d, t in zip(displacement, spacing, strict=True):
             ratio = d / t if t else 0.0
             k = math.floor(ratio + 1e-6)
             cells.append(k)
             fraction.append(max(0.0, ratio - k) if abs(ratio - k) > 1e-6 else 0.0)
-        return cls((cells[0], cells[1]), (fraction[0], fraction[1]))
+        return cls(tuple(cells), tuple(fraction))
 
     @property
     def still(self) -> bool:
-        return self.cells == (0, 0) and self.fraction == (0.0, 0.0)
+        return not any(self.cells) and not any(self.fraction)
 
-    def taps(self) -> list[tuple[int, int, float]]:
-        """(rows, columns, weight) of the up to four cells that a moved map is made of."""
-        out = []
-        for dy, wy in ((0, 1 - self.fraction[0]), (1, self.fraction[0])):
-            for dx, wx in ((0, 1 - self.fraction[1]), (1, self.fraction[1])):
-                if wy * wx > 0:
-                    out.append((self.cells[0] + dy, self.cells[1] + dx, wy * wx))
-        return out
+    def taps(self) -> list[tuple[tuple[int, ...], float]]:
+        """(cells per axis, weight) of the up to 2 per axis that a moved map is made of."""
+        per_axis = [
+            [(k, 1 - part), (k + 1, part)] if part else [(k, 1.0)]
+            for k, part in zip(self.cells, self.fraction, strict=True)
+        ]
+        return [
+            (tuple(k for k, _ in chosen), math.prod(w for _, w in chosen)) for chosen in itertools.product(*per_axis)
+        ]
+
+
+def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """Where maps of this size lie on each other when one is moved by whole cells: (place, source), or None."""
+    if any(abs(k) >= n for k, n in zip(cells, size, strict=True)):
+        return None
+    place = tuple(slice(max(k, 0), n + min(k, 0)) for k, n in zip(cells, size, strict=True))
+    return place, tuple(slice(max(-k, 0), n - max(k, 0)) for k, n in zip(cells, size, strict=True))
 
 
 def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
     """total += Align(f) for maps (..., H, W), in place; what has no source adds nothing."""
-    h, w = f.shape[-2:]
-    for y, x, weight in offset.taps():
-        if y < h and x < w:
-            total[..., y:, x:].add_(f[..., : h - y, : w - x], alpha=weight)
+    for cells, weight in offset.taps():
+        both = overlap(f.shape[-len(cells) :], cells)
+        if both is not None:
+            total[(..., *both[0])].add_(f[(..., *both[1])], alpha=weight)
 
 
 def align(f: Tensor, offset: Offset) -> Tensor:

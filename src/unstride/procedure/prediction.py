@@ -9,18 +9,21 @@ from torch import Tensor
 
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.align import overlap
 from unstride.procedure.search import Expansion
 from unstride.procedure.tasks import Plan
+from unstride.views.policies import IDENTITY, View
 
 
 @dataclass(frozen=True, eq=False)
 class Visited:
-    """One state of one image: its criterion when the search ended, its weight in the aggregate, its own logits."""
+    """One look at an image: the state (its criterion when the search ended) and view, its weight, its own logits."""
 
     state: State
     criterion: float
     weight: float
     logits: Tensor
+    view: View = IDENTITY
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +75,19 @@ class Prediction:
         )
 
 
-def moved(plan: Plan, state: State, size: tuple[int, int]) -> tuple[int, int]:
+def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
     """How far a state's own output (H, W) lies beyond the plain one, in its pixels (rows, columns)."""
     offset, grid = plan.offset(state, plan.targets[0]), plan.targets[0].grid
     if offset is None or grid is None:
-        return 0, 0
+        return (0,) * len(size)
     shift = [
-        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * size[a] / plan.graph.size[a]) for a in (0, 1)
+        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * n / plan.graph.size[a])
+        for a, n in enumerate(size)
     ]
-    return min(shift[0], size[0] - 1), min(shift[1], size[1] - 1)
+    return tuple(max(1 - n, min(k, n - 1)) for k, n in zip(shift, size, strict=True))
 
 
-def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[tuple[int, int]]) -> tuple[float, Tensor]:
+def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequence[int]]) -> tuple[float, Tensor]:
     """Agreement with the final logits (K, ...), and the spread (...), of states whose maps lie beyond it by `shifts`.
 
     A pixel that a state does not cover is decided by the others.
@@ -92,12 +96,11 @@ def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[tuple[
     first = two_class(own[0][None].float())[0]
     total, within, count = torch.zeros_like(first), torch.zeros_like(first[0]), torch.zeros_like(first[0])
     same = pixels = 0
-    for logits, (y, x) in zip(own, shifts, strict=True):
+    for logits, shift in zip(own, shifts, strict=True):
         p = two_class(logits[None].float())[0].softmax(0)
         here: Any = ...
-        if p.ndim == 3:
-            here, (h, w) = (..., slice(y, None), slice(x, None)), p.shape[1:]
-            p = p[:, : h - y, : w - x]
+        if p.ndim > 1 and (both := overlap(p.shape[1:], shift)) is not None:
+            here, p = (..., *both[0]), p[(..., *both[1])]
         total[here] += p
         within[here] += _entropy(p)
         count[here] += 1

@@ -178,7 +178,7 @@ class _Step:
     def _score(self, state: State, own: float) -> float:
         match self.options.criterion:
             case "displacement":
-                return sum(self.plan.found.space.displacement(state))
+                return sum(map(abs, self.plan.found.space.displacement(state)))
             case "random":
                 return random_score(state, self.options.seed)
             case _:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from unstride.engine.movers import MovedAvgPool, Mover
-from unstride.engine.segments import Builder, Cutter, ancestors_until
+from unstride.engine.segments import Builder, Cutter
 from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
+from unstride.graph.ops import ancestors
 from unstride.procedure.aggregate import Attention, entropy
-from unstride.procedure.align import Offset
+from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
 from unstride.procedure.tasks import Plan
 
@@ -68,9 +69,8 @@ class StaticAvgPool(nn.Module):
         self.scale = pool.scale * self.area
         divide = None
         if pool.counts is not None:
-            layer = next(iter({**pool.shift.steps[0], **pool.shift.steps[1]}))
-            s, rate = state.selections[layer - 1], pool.shift.site.rate  # type: ignore[union-attr]
-            divide = pool.counts[0][s[0] % rate[0]][:, None] * pool.counts[1][s[1] % rate[1]][None, :]
+            rows, columns = (pool.counted(a, state) for a in (0, 1))
+            divide = rows[:, None] * columns[None, :]
         self.divide: Tensor | None
         self.register_buffer("divide", divide, persistent=False)
 
@@ -133,12 +133,14 @@ def _align(m: Tensor, offset: Offset | None) -> Tensor:
     """Align (B, C, H, W) with zeros where there is no source, by pads and sums alone."""
     if offset is None or m.ndim != 4:
         return m
-    h, w = int(m.shape[2]), int(m.shape[3])
+    size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
-    for y, x, weight in offset.taps():
-        if y < h and x < w:
-            part = m[:, :, : h - y, : w - x] * weight
-            part = F.pad(part, [x, 0, y, 0]) if x or y else part
+    for cells, weight in offset.taps():
+        both = overlap(size, cells)
+        if both is not None:
+            part = m[(..., *both[1])] * weight
+            sides = [side for k in reversed(cells) for side in (max(k, 0), max(-k, 0))]
+            part = F.pad(part, sides) if any(sides) else part
             out = part if out is None else out + part
     return torch.zeros_like(m) if out is None else out
 
@@ -174,7 +176,7 @@ class _Unrolled(Builder):
         plan, found = self.plan, self.plan.found
         taps = list(dict.fromkeys(t.tap for t in plan.targets))
         spared = [leaf for leaf in plan.engine.plain if leaf not in taps]
-        needed, plain = ancestors_until(taps, set()), ancestors_until([*taps, *spared], set())
+        needed, plain = ancestors(taps), ancestors([*taps, *spared])
         depth = plan.engine.depth
         for level in range(depth + 1):
             own = [n for n in plan.graph.fx.nodes if n.op == "call_function" and self.c.kind[n] == "data"]
@@ -212,7 +214,7 @@ class _Unrolled(Builder):
     def _after(self, tap: Node, leaf: Node, value: Node) -> Node:
         """The network's own head on a value of the tap."""
         self.env = ChainMap({tap: value})  # type: ignore[assignment]
-        inside = ancestors_until([leaf], {tap})
+        inside = ancestors([leaf], until={tap})
         for n in self.plan.graph.fx.nodes:
             if n in inside and n is not tap and n.op == "call_function" and self.c.kind[n] == "data":
                 self.env[n] = self._copy(n, {})

@@ -42,6 +42,7 @@ from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.work import BATCH, Job, place, work
+from unstride.recipe.files import to_data
 from unstride.tta import TTA
 
 
@@ -82,10 +83,7 @@ def evaluate(
     if isinstance(model, str):
         model = load_model(model, weights)
     dataset = _dataset(model, data, limit, split)
-    if task not in (None, dataset.task):
-        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
-    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
-        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+    _check_task(model, task, dataset)
     better = _enhanced(model, dataset, {**options, "seed": seed})
     wide = None
     if isinstance(tta, str):
@@ -97,7 +95,7 @@ def evaluate(
         raise OptionError(f"batch_size is {batch_size}; wanted at least 1")
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
@@ -108,7 +106,7 @@ def evaluate(
         rows: list[Row] = []
         if us.leads:
             whole = Shard.joined(shards)
-            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named}))
             if report is not None:
                 write_report(Path(report), rows, whole, job)
         return us.share(rows)
@@ -132,6 +130,13 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
         )
     task = TASKS.get(data.partition(":")[0], "classification")
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
+
+
+def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
+    if task not in (None, dataset.task):
+        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
+    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
+        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
 
 
 def _classes(loaded: Loaded) -> int | None:
@@ -182,11 +187,9 @@ def _spec(model: Loaded | nn.Module) -> str:
 def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
-    asked = {k: v for k, v in better.asked.items() if k not in ("budget", "seed")}
     plan = better.plan
+    asked = {k: v for k, v in to_data(better.recipe).items() if k not in ("name", "task", "budget", "seed")}
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
-    asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
-    asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]
     attention = better.attention
     return {
         "task": job.task,

@@ -12,12 +12,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.graph.capture import frozen_eval
-from unstride.procedure.prediction import cropped
 from unstride.tta import TTA, Policy, View
 from unstride.tta.methods import Merger
 from unstride.views import policies
@@ -66,14 +63,6 @@ class Runner:
             found |= {Setting(len(self.tta.used), b): merged[b] for b in self.budgets}
         return found
 
-    def plain(self, images: Tensor) -> Tensor:
-        """The main logits of the user's own model, untouched."""
-        fitted, plan, crop = self.better.fitted(images)
-        with frozen_eval(self.better.model):
-            leaves = pytree.tree_leaves(self.better.model(fitted))
-        logits: Tensor = cropped(leaves[plan.graph.index(plan.targets[0].leaf)], crop)
-        return logits
-
     def plain_macs(self, images: Tensor) -> int:
         """Of one image of this size."""
         return self.better.fitted(images[:1])[1].plain_macs
@@ -89,14 +78,14 @@ class Runner:
         start = time.perf_counter()
         for x in seen:
             if setting.budget == 1:
-                self.plain(x)
+                self.better.plain(x)
             else:
                 better(x)
         _settle(images)
         return time.perf_counter() - start
 
     def _search(self, images: Tensor) -> dict[int, Outcome]:
-        found = {1: Outcome(self.plain(images), [1.0] * len(images))}
+        found = {1: Outcome(self.better.plain(images), [1.0] * len(images))}
         more = [b for b in self.budgets if b > 1]
         if more:
             found |= {b: Outcome(*one) for b, one in self.better.costs(images, more).items()}

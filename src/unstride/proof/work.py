@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unstride.data import Dataset
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, UnstrideError
+from unstride.jobs import outputs
 from unstride.jobs.distributed import World
 from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.aggregate import two_class
@@ -83,8 +84,7 @@ def work(job: Job, folder: Path, run: str, us: World, progress: bool) -> list[Sh
     us.wait()
     if not us.leads:
         return []
-    for leftover in folder.glob(".*.tmp"):  # of processes that were killed while they wrote
-        leftover.unlink(missing_ok=True)
+    outputs.sweep(folder)
     shards = [Shard.load(file, run, part) for file, part in zip(files, parts, strict=True)]
     lost = [file.name for file, shard in zip(files, shards, strict=True) if shard is None]
     if lost:

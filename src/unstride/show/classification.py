@@ -207,7 +207,7 @@ def _glyphs(
         left, top = x + 0.26 * layer, y - side_y / 2
         w, h = side_x / rx, side_y / ry
         fill = tint if (sy, sx) != (0, 0) else FAINT
-        ax.add_patch(Rectangle((left + sx * w, top + sy * h), w, h, fc=fill, ec="none"))
+        ax.add_patch(Rectangle((left + sx % rx * w, top + sy % ry * h), w, h, fc=fill, ec="none"))  # by phase
         for k in range(rx + 1):
             ax.plot([left + k * w] * 2, [top, top + side_y], color=LINE, lw=0.7)
         for k in range(ry + 1):

@@ -1,7 +1,8 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
-Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is decided
-on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins, and it may be "plain".
+Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is
+decided on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins; it may be
+"plain".
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
+from unstride.procedure.temperature import fit_temperature
 from unstride.tuning.pool import Pool
-from unstride.tuning.simulate import threshold
 from unstride.views.policies import IDENTITY, View
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -110,29 +112,6 @@ def _likeliest(pool: Pool) -> tuple[Tensor, Tensor]:
     top = mean.scatter(1, pool.labels[:, None], math.inf).topk(CLASSES, 1).indices
     kept = logits.gather(2, top.expand(len(logits), *top.shape))
     return kept, (top == pool.labels[:, None]).float().argmax(1)
-
-
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature at which these logits (N, K) are likeliest: golden section over its logarithm."""
-    logits = two_class(logits.float())
-    ratio = (math.sqrt(5) - 1) / 2
-    low, high = math.log(0.2), math.log(5.0)
-
-    def nll(t: float) -> float:
-        return float(torch.nn.functional.cross_entropy(logits / math.exp(t), labels))
-
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    fa, fb = nll(a), nll(b)
-    for _ in range(18):
-        if fa < fb:
-            high, b, fb = b, a, fa
-            a = high - ratio * (high - low)
-            fa = nll(a)
-        else:
-            low, a, fa = a, b, fb
-            b = low + ratio * (high - low)
-            fb = nll(b)
-    return math.exp((low + high) / 2)
 
 
 def losses(logits: Tensor, labels: Tensor, objective: str, temperature: float = 1.0) -> Tensor:

@@ -138,7 +138,7 @@ def test_masks_with_splits_and_a_void_class(tmp_path):
     named = load(f"masks:{tmp_path}", WHOLE, split="train", classes=11)
     assert named.tensors(2)[1].tolist() == spread(0, 10, 255).tolist()
     assert named.classes[10] == "class 10"
-    with pytest.raises(DataError, match=r"classes\.txt: 11 classes, but the model has 21"):
+    with pytest.raises(DataError, match=r"masks:.*: 11 classes, but the model has 21"):
         load(f"masks:{tmp_path}", WHOLE, split="train", classes=21)
     (tmp_path / "ignore.txt").write_text("none")
     with pytest.raises(DataError, match=r"ignore\.txt"):

@@ -1,6 +1,7 @@
 """The loop's rows are what a few lines by hand give, whatever the batches, damages and restarts."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -106,7 +107,9 @@ def test_what_is_done_is_not_done_again(tmp_path, dataset, monkeypatch):
     assert done == []
     lost = sorted(out.glob("shards/*/*.safetensors"))[1]
     lost.write_bytes(lost.read_bytes()[:-5])
-    (lost.parent / ".000001.safetensors.xyz.tmp").write_bytes(b"of a killed process")
+    leftover = lost.parent / ".000001.safetensors.xyz.tmp"
+    leftover.write_bytes(b"of a killed process")
+    os.utime(leftover, (0, 0))
     shutil.move(out / "rows.jsonl", tmp_path / "rows.jsonl")
     again = evaluate(model, dataset, BUDGETS, out=out, batch_size=32)
     assert done == [8]

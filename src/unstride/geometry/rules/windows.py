@@ -45,7 +45,8 @@ class _Sliding:
     def along(self, d: int, before: int, after: int) -> Window:
         """The window along an axis of `before` cells that become `after`; its end padding is what is left to reach."""
         reach = (after - 1) * self.stride[d] + self.dilation[d] * (self.size[d] - 1) + 1
-        return Window(self.size[d], self.dilation[d], self.padding[d], reach - self.padding[d] - before)
+        end = reach - self.padding[d] - before
+        return Window(self.size[d], self.dilation[d], self.padding[d], end, max(end, self.padding[d]))
 
 
 def _slide(w: "Walk", n: Node, over: _Sliding, out: Tensor) -> Result:
