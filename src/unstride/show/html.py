@@ -158,7 +158,7 @@ def _template() -> Template:
 
     loader = PackageLoader("unstride.show", "pages")
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"kind": lambda block: type(block).__name__, "uri": _uri, "png": as_png}
+    pages.filters.update(kind=lambda block: type(block).__name__, uri=_uri, png=as_png)
     return pages.get_template("report.html")
 
 
