@@ -86,6 +86,8 @@ def test_a_reader_is_a_kind_of_data():
     assert (len(found), found.task, found.classes) == (2, "classification", ("x", "y", "z"))
     with pytest.raises(DataError, match="label is 2"):
         unstride.data.load("tiles:anywhere", unstride.Preprocess(8, 8), classes=2)
+    named = unstride.data.load("tiles:anywhere", unstride.Preprocess(8, 8), classes=("z", "y", "x"))
+    assert [item.target for item in named] == [2, 1, 0]
     extend.reader("lists", task="segmentation")(lambda path, split, classes: [])
     with pytest.raises(DataError, match="lists:there: its reader returned list; wanted a Listing"):
         unstride.data.load("lists:there", unstride.Preprocess(None, None))

@@ -4,8 +4,9 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 import unstride
 from unstride.show.html import (
+    Block,
     Facts,
     Measured,
     Note,
@@ -89,6 +91,13 @@ def test_the_page_is_well_formed_and_needs_nothing_from_outside() -> None:
     assert "<script>" not in text
     assert text.count("&lt;script&gt;") >= 12
     assert "default-src 'none'" in text
+
+
+def test_the_template_knows_every_block() -> None:
+    """One that it did not know would be left out of the page without a word."""
+    text = resources.files("unstride.show").joinpath("pages", "report.html").read_text("utf-8")
+    known = re.findall(r'if kind == "(\w+)"', text)
+    assert sorted(known) == sorted(block.__name__ for block in get_args(Block))
 
 
 def test_dark_mode_print_and_narrow_windows_are_provided_for() -> None:
