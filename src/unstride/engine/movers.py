@@ -207,9 +207,9 @@ class MovedAvgPool(nn.Module):
 
 
 def _counts(w: Window, s: int, size: int, stride: int, out: int, extent: int, count_pad: bool) -> Tensor:
-    """How many elements each window counts: the padded extent moves with the state, so s = 0 is torch's own rule."""
+    """How many elements each window counts: the padded extent goes on with the state, so s = 0 is torch's own rule."""
     start = torch.arange(out) * stride - w.start + s
-    end = torch.minimum(start + size, torch.tensor(extent + w.start + s))
+    end = torch.minimum(start + size, torch.tensor(extent + w.start + max(s, 0)))
     if not count_pad:
         start, end = start.clamp(min=0), end.clamp(max=extent)
     return (end - start).clamp(min=1).float()

@@ -99,8 +99,9 @@ def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequen
     for logits, shift in zip(own, shifts, strict=True):
         p = two_class(logits[None].float())[0].softmax(0)
         here: Any = ...
-        if p.ndim > 1 and (both := overlap(p.shape[1:], shift)) is not None:
-            here, p = (..., *both[0]), p[(..., *both[1])]
+        if p.ndim > 1:
+            here, source = overlap(p.shape[1:], shift)
+            p = p[source]
         total[here] += p
         within[here] += _entropy(p)
         count[here] += 1

@@ -136,9 +136,8 @@ def _align(m: Tensor, offset: Offset | None) -> Tensor:
     size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
     for cells, weight in offset.taps():
-        both = overlap(size, cells)
-        if both is not None:
-            part = m[(..., *both[1])] * weight
+        if all(abs(k) < n for k, n in zip(cells, size, strict=True)):
+            part = m[overlap(size, cells)[1]] * weight
             sides = [side for k in reversed(cells) for side in (max(k, 0), max(-k, 0))]
             part = F.pad(part, sides) if any(sides) else part
             out = part if out is None else out + part
