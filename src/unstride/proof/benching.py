@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
-from unstride.graph.capture import check_images, frozen_eval
+from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
 from unstride.tta import TTA
 from unstride.views import policies
@@ -204,8 +204,7 @@ def measure(
     budgets = sorted(set(budgets))
 
     def plain() -> Any:
-        with frozen_eval(better.model):
-            return better.model(images)
+        return better.plans.plain(images)
 
     calls: dict[str, Call] = {f"beside {name}": call for name, call in (beside or {}).items()}
     calls |= {f"ours {b}": _call(better.with_options(budget=b), images) for b in budgets}

@@ -146,13 +146,14 @@ def _classes(loaded: Loaded) -> int | None:
     """How many the model tells apart: labels beyond that are found before the run, not in it."""
     if loaded.classes:
         return len(loaded.classes)
+    import torch
     from torch.utils import _pytree as pytree
 
-    from unstride.graph.capture import frozen_eval
+    from unstride.graph.twin import evaluating
 
     device, dtype = place(loaded.model)
-    with frozen_eval(loaded.model):
-        leaves = pytree.tree_leaves(loaded.model(loaded.example().to(device, dtype)))
+    with torch.no_grad():
+        leaves = pytree.tree_leaves(evaluating(loaded.model)(loaded.example().to(device, dtype)))
     sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
     return max(2, sizes[0]) if sizes else None
 
