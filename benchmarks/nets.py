@@ -16,6 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from unstride.views.canvas import Canvas
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CAFFE = ((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3)  # the network turns RGB into BGR
@@ -163,6 +165,53 @@ def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224)
     test = zipped(assets / "imagenet" / "val_1k_256.zip", stats, limit, side)
     fit = zipped(assets / "imagenet" / "train_500_256.zip", stats, limit, side)
     return Bench(title, model.eval(), test, fit)
+
+
+@dataclass(frozen=True, eq=False)
+class Real:
+    """A network with labelled pictures as canvases (B, C, 256, 256), of which it sees the centre."""
+
+    name: str
+    model: nn.Module
+    batches: list[tuple[Canvas, Tensor]]
+
+
+REAL = ("cifar20", "cifar56", "mobilenetv2", "efficientnet-lite0", "resnet50")
+
+
+def real(assets: Path, name: str, limit: int | None = None) -> Real:
+    """`real(assets, "resnet50")`: with all the pictures there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
+    if name.startswith("cifar"):
+        bench = cifar(assets, int(name[5:]))
+        x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in bench.test)
+        return Real(bench.name, bench.model, _canvases(x, y, None))
+    folder = assets / "imagenet"
+    both = [zipped(folder / z, ((0.0,) * 3, (1.0,) * 3), None, 256) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
+    x, y = torch.cat([b[0] for b in both]), torch.cat([b[1] for b in both])
+    x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in (x, y))
+    if name == "resnet50":
+        mean = torch.tensor([103.939, 116.779, 123.68]).view(1, 3, 1, 1)
+        return Real("ImageNet ResNet-50", caffe_resnet50(folder), _canvases(x.flip(1) * 255 - mean, y, 224))
+    return Real(f"ImageNet {name}", imagenet(assets, name, 1).model, _canvases((x - 0.5) / 0.5, y, 224))
+
+
+def _canvases(x: Tensor, y: Tensor, crop: int | None) -> list[tuple[Canvas, Tensor]]:
+    return [(Canvas(x[i : i + 64], crop=crop), y[i : i + 64]) for i in range(0, len(x), 64)]
+
+
+def caffe_resnet50(folder: Path) -> nn.Module:
+    """The original weights: stride on the first convolution of a stage, its batch norms' own epsilon."""
+    import torchvision
+
+    model = torchvision.models.resnet50(weights=None)
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.eps = 1e-3
+    stored = load_file(folder / "resnet50_caffe_fp16.safetensors")
+    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in stored.items()})
+    return model.eval()
 
 
 def zipped(

@@ -14,15 +14,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import typer
+from docs_nets import namespace
+
+from unstride import data, models
+from unstride.geometry.rules import RULES
+from unstride.views import policies, views
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
-from nets import namespace  # noqa: E402
-
-from unstride import data, models  # noqa: E402
-from unstride.geometry.rules import RULES  # noqa: E402
-from unstride.views import policies, views  # noqa: E402
-
 EXTENDED = (RULES, data.KINDS, data.TASKS, models.libraries.LIBRARIES, policies.RULES, views.ACTS)
 
 DOCS = ROOT / "docs"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unstride.cli.options import AsJson, Data, Limit, Seed, Spec, Split, Weights
+
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
@@ -14,70 +16,74 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def fit(
-        spec: Annotated[str, typer.Argument(help="A model, as for inspect.")],
-        data: Annotated[str, typer.Option(help="Images to train on, KIND:PATH, e.g. imagenet:/data or folder:photos.")],
-        out: Annotated[Path, typer.Option(help="Where to save, e.g. better.safetensors.")],
-        val: Annotated[
-            str | None, typer.Option(help="Images to validate on, KIND:PATH; by default part of --data.")
-        ] = None,
-        val_fraction: Annotated[float, typer.Option(help="That part.")] = 0.2,
-        split: Annotated[str | None, typer.Option(help="Split of --data; by default the kind's own.")] = None,
-        limit: Annotated[int | None, typer.Option(min=2, help="So many images of --data, spread evenly.")] = None,
-        weights: Annotated[str, typer.Option(help="default (pretrained), none (random), or a file.")] = "default",
-        budget: Annotated[
-            int, typer.Option(min=2, help="States per image in training; any number may be used later.")
-        ] = 30,
-        epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
-        lr: Annotated[
-            float, typer.Option(help="Learning rate; the paper's 1e-6 is for ImageNet's 20,000 images.")
-        ] = 1e-4,
-        unseen: Annotated[bool, typer.Option(help="The network was not trained on these images.")] = False,
-        batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 32,
-        seed: Annotated[int, typer.Option(help="Of the start, the order and the states.")] = 0,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Train the learned aggregation and save it; the network stays as it is.
+    app.command()(fit)
 
-        A killed run goes on where it was when started again: its work lies in OUT.partial until it is done. Under
-        torchrun the processes share the work.
-        """
-        import unstride
-        from unstride import data as datasets
-        from unstride import models
-        from unstride.errors import OptionError
-        from unstride.jobs.distributed import world
-        from unstride.learning.fitting import fit as train
 
-        if not 0 < val_fraction < 1:
-            raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")
-        loaded = models.load(spec, weights=weights)
-        if loaded.task == "segmentation":
-            raise OptionError(f"{spec} segments; the learned aggregation is for classification")
-        images = datasets.load(data, loaded.preprocess, split, limit)
-        if val is None:
-            every = max(2, round(1 / val_fraction))
-            rows = range(len(images))
-            mine, held = [i for i in rows if i % every], [i for i in rows if i % every == 0]
-            loaders = _loader(images, mine, batch_size), _loader(images, held, batch_size)
-        else:
-            other = datasets.load(val, loaded.preprocess)
-            loaders = _loader(images, range(len(images)), batch_size), _loader(other, range(len(other)), batch_size)
-        better = unstride.enhance(loaded.model, images.tensors(0)[0][None])
-        work = out.with_name(out.name + ".partial")
-        options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
-        options["familiar"] = not unseen
-        with world() as us:
-            report = train(better, *loaders, **options, cache_dir=work)
-            if us.leads:
-                learned = better.with_options(aggregate="attention", criterion="learned")
-                learned.save(out, loaded.preprocess)
-                shutil.rmtree(work, ignore_errors=True)
-                if as_json:
-                    typer.echo(json.dumps({"spec": spec, "data": data, "out": str(out), **report.to_json()}))
-                else:
-                    typer.echo(f"{report}\nsaved {out}")
+def fit(
+    spec: Spec,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Where to save, e.g. better.safetensors.")],
+    val: Annotated[
+        str | None, typer.Option(help="Images to validate on, KIND:PATH; by default part of --data.")
+    ] = None,
+    val_fraction: Annotated[float, typer.Option(help="That part.")] = 0.2,
+    split: Split = None,
+    limit: Limit = None,
+    weights: Weights = "default",
+    budget: Annotated[
+        int, typer.Option(min=2, help="States per image in training; any number may be used later.")
+    ] = 30,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
+    lr: Annotated[float, typer.Option(help="Learning rate; the paper's 1e-6 is for ImageNet's 20,000 images.")] = 1e-4,
+    unseen: Annotated[bool, typer.Option(help="The network was not trained on these images.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per step.")] = 32,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train the learned aggregation and save it; the network stays as it is.
+
+    A killed run goes on where it was when started again: its work lies in OUT.partial until it is done. Under
+    torchrun the processes share the work.
+    """
+    if limit == 1:
+        raise typer.BadParameter("--limit 1: wanted at least 2, to train on and to validate on")
+    import unstride
+    from unstride import data as datasets
+    from unstride import models
+    from unstride.errors import OptionError
+    from unstride.jobs.distributed import world
+    from unstride.learning.fitting import fit as train
+
+    if not 0 < val_fraction < 1:
+        raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")
+    loaded = models.load(spec, weights=weights)
+    if loaded.task == "segmentation":
+        raise OptionError(f"{spec} segments; the learned aggregation is for classification")
+    images = datasets.load(data, loaded.preprocess, split, limit)
+    other = None if val is None else datasets.load(val, loaded.preprocess)
+    better = unstride.enhance(loaded.model, images.tensors(0)[0][None])
+    work = out.with_name(out.name + ".partial")
+    options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
+    options["familiar"] = not unseen
+    with world() as us:
+        report = train(better, *_loaders(images, other, val_fraction, batch_size), **options, cache_dir=work)
+        if us.leads:
+            better.with_options(aggregate="attention", criterion="learned").save(out, loaded.preprocess)
+            shutil.rmtree(work, ignore_errors=True)
+            told = json.dumps({"spec": spec, "data": data, "out": str(out), **report.to_json()})
+            typer.echo(told if as_json else f"{report}\nsaved {out}")
+
+
+def _loaders(
+    images: "Dataset", other: "Dataset | None", fraction: float, batch_size: int
+) -> tuple["DataLoader[Any]", "DataLoader[Any]"]:
+    """What to train on and what to validate on: every so many-th image, where no others are given."""
+    rows = range(len(images))
+    if other is not None:
+        return _loader(images, rows, batch_size), _loader(other, range(len(other)), batch_size)
+    every = max(2, round(1 / fraction))
+    mine, held = [i for i in rows if i % every], [i for i in rows if i % every == 0]
+    return _loader(images, mine, batch_size), _loader(images, held, batch_size)
 
 
 def _loader(data: "Dataset", rows: Any, batch_size: int) -> "DataLoader[Any]":

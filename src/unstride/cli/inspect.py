@@ -1,57 +1,61 @@
 """`unstride inspect SPEC`: what a model throws away."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from unstride.cli.options import AsJson, ImageSize, Spec, Weights
+
+if TYPE_CHECKING:
+    from unstride.geometry.report import Report
+
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def inspect(
-        spec: Annotated[
-            str,
-            typer.Argument(help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function"),
-        ],
-        image_size: Annotated[
-            int | None, typer.Option(min=1, help="Height and width; by default the model's own.")
-        ] = None,
-        weights: Annotated[
-            str, typer.Option(help="none (random, no network), default (pretrained), or a file.")
-        ] = "none",
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Show what a model subsamples, what a state there costs, and what was left out and why."""
-        import unstride
-        from unstride import models
+    app.command()(inspect)
 
-        loaded = models.load(spec, weights=weights)
-        report = unstride.inspect(loaded.model, loaded.example(image_size))
-        if as_json:
-            typer.echo(json.dumps(report.to_json()))
-            return
-        from rich.console import Console
-        from rich.table import Table
 
-        table = Table(
-            title=f"{spec}: {report.states} states, {report.macs / 1e9:.2f} GMACs, {report.image[0]}x{report.image[1]}"
+def inspect(spec: Spec, image_size: ImageSize = None, weights: Weights = "none", as_json: AsJson = False) -> None:
+    """Show what a model subsamples, what a state there costs, and what was left out and why."""
+    import unstride
+    from unstride import models
+
+    loaded = models.load(spec, weights=weights)
+    report = unstride.inspect(loaded.model, loaded.example(image_size))
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        _show(spec, report)
+
+
+def _show(spec: str, report: "Report") -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_table(spec, report))
+    if report.features is not None:
+        console.print(f"features end at {report.features}; what follows is the head")
+    for x in report.left_out:
+        console.print(f"left out: {x.op}: {x.reason}", markup=False)
+    for u in report.unknown:
+        console.print(f"unknown: {u}; strided ops after it may be left out", markup=False)
+
+
+def _table(spec: str, report: "Report") -> Any:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{spec}: {report.states} states, {report.macs / 1e9:.2f} GMACs, {report.image[0]}x{report.image[1]}"
+    )
+    for name in ("layer", "rate", "ops", "stride", "map", "one more state costs"):
+        table.add_column(name, overflow="fold")
+    for layer in report.layers:
+        table.add_row(
+            str(layer.index),
+            f"{layer.rate[0]}x{layer.rate[1]}",
+            "\n".join(f"{path} ({kind})" for path, kind in layer.ops),
+            f"{layer.stride[0]}x{layer.stride[1]}",
+            f"{layer.map[0]}x{layer.map[1]}",
+            f"{layer.cost:.0%} of a forward",
         )
-        for name in ("layer", "rate", "ops", "stride", "map", "one more state costs"):
-            table.add_column(name, overflow="fold")
-        for layer in report.layers:
-            table.add_row(
-                str(layer.index),
-                f"{layer.rate[0]}x{layer.rate[1]}",
-                "\n".join(f"{path} ({kind})" for path, kind in layer.ops),
-                f"{layer.stride[0]}x{layer.stride[1]}",
-                f"{layer.map[0]}x{layer.map[1]}",
-                f"{layer.cost:.0%} of a forward",
-            )
-        console = Console()
-        console.print(table)
-        if report.features is not None:
-            console.print(f"features end at {report.features}; what follows is the head")
-        for x in report.left_out:
-            console.print(f"left out: {x.op}: {x.reason}", markup=False)
-        for u in report.unknown:
-            console.print(f"unknown: {u}; strided ops after it may be left out", markup=False)
+    return table

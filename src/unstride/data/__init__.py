@@ -8,8 +8,9 @@ The name is KIND:PATH:
     imagenet     val/ and train/ with a folder per class (wnid); or a flat val/ beside torchvision's meta.bin
     flowers102   torchvision's flowers-102/: jpg/, imagelabels.mat, setid.mat
     cifar10      torchvision's own files, also cifar100
-    folder       a folder per class, in sorted order as torchvision's ImageFolder
-    csv          lines of path,label; paths are relative to the file
+    folder       a folder per class: its name is the model's name of it; of a model without names, in sorted order as
+                 torchvision's ImageFolder
+    csv          lines of path,label; paths are relative to the file, labels are the model's names or class numbers
     npz          arrays x, uint8 (N, H, W, 3) or (N, H, W), and y (N,)
     hf           saved by datasets' save_to_disk
     cityscapes   leftImg8bit/ and gtFine/
@@ -32,6 +33,7 @@ from torch import Tensor
 
 from unstride.data import classification, segmentation
 from unstride.data.items import Item, Listing
+from unstride.data.labels import Classes, legend, match
 from unstride.errors import DataError, OptionError, SpecError
 from unstride.models.libraries import close_to
 from unstride.views.images import Preprocess
@@ -57,6 +59,11 @@ class Dataset:
     def classes(self) -> tuple[str, ...]:
         """Their names, or () where only numbers are known."""
         return self.listing.classes
+
+    @property
+    def legend(self) -> str:
+        """Which label means which class, in one line: the first few, and how many there are."""
+        return legend(self.listing)
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -93,14 +100,15 @@ def load(
     preprocess: Preprocess,
     split: str | None = None,
     limit: int | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     ignore: int | None = None,
 ) -> Dataset:
     """The data set `name`, KIND:PATH (see the module's text).
 
     split    which part; default: the one that the kind is usually evaluated on
     limit    so many images, spread evenly over the whole, because data sets are often sorted by class
-    classes  of the model: labels that it cannot predict are an error that names the image
+    classes  of the model, their names in its order or how many: labels become its numbers, and one that it cannot
+             predict is an error that names the image, the row or the folder
     ignore   in `masks`, the value of pixels without a label, beside 255
     """
     kind, _, path = name.partition(":")
@@ -118,9 +126,11 @@ def load(
         )
     if ignore is not None and kind != "masks":
         raise OptionError(f"ignore is {ignore}, but {kind} says itself which pixels have no label; leave it out")
-    listing = KINDS[kind](Path(path), split, classes, **({"ignore": ignore} if kind == "masks" else {}))
+    known = Classes.of(classes)
+    listing = KINDS[kind](Path(path), split, known.count, **({"ignore": ignore} if kind == "masks" else {}))
     total = len(listing.entries)
     if not total:
         raise DataError(f"{name}: no image found" + (f" in split {split!r}" if split else ""))
+    listing = match(name, listing, known)
     count = min(limit or total, total)
     return Dataset(name, task, preprocess, listing, [i * total // count for i in range(count)])

@@ -18,7 +18,6 @@ from PIL import Image
 from unstride.data.items import (
     Item,
     Listing,
-    check_classes,
     check_labels,
     choose,
     file_item,
@@ -28,21 +27,22 @@ from unstride.data.items import (
     of_arrays,
 )
 from unstride.errors import DataError
-from unstride.views.images import is_image_name, open_image
+from unstride.views.images import images_below, open_image
 
 _HEADERS = ("path", "file", "filename", "image")
+_LABELS = ("label", "class", "target")
 
 
 def _images_below(root: Path) -> list[str]:
     """Paths of images relative to root, sorted; symbolic links followed, as torchvision does."""
-    found: list[str] = []
-    for here, _, names in os.walk(root, followlinks=True):
-        found.extend((Path(here) / n).relative_to(root).as_posix() for n in names if is_image_name(Path(n)))
-    return sorted(found)
+    return [path.relative_to(root).as_posix() for path in images_below(root)]
 
 
 def _folders(root: Path) -> list[str]:
-    return sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    """Those in it, but not a link back to where it lies."""
+    here = Path(os.path.realpath(root))
+    found = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(os.path.realpath(e))))
 
 
 def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -50,9 +50,17 @@ def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
     names = _folders(root)
     if not names:
         raise DataError(f"{root}: there is no folder in it; wanted one per class")
-    check_classes(root, len(names), classes)
-    entries = [(f"{name}/{image}", label) for label, name in enumerate(names) for image in _images_below(root / name)]
-    return Listing(entries, partial(file_item, root), tuple(names))
+    entries: list[tuple[str, int]] = []
+    where: dict[str, str] = {}
+    for label, name in enumerate(names):
+        for image in images_below(root / name):
+            entry = image.relative_to(root).as_posix()
+            first = where.setdefault(os.path.realpath(image), entry)
+            if first != entry:
+                raise DataError(f"{image}: the same file as {root / first}, so it would be of two classes; remove one")
+            entries.append((entry, label))
+    written = {name: str(root / name) for name in names}
+    return Listing(entries, partial(file_item, root), tuple(names), written=written, folders=True)
 
 
 def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -79,7 +87,6 @@ def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
             f"{root}: no folder n01440764, n01443537, ... in it, and no meta.bin beside it; let "
             "torchvision.datasets.ImageNet(root, 'val') sort the archives once"
         )
-    check_classes(root, len(index), classes)
     return Listing(entries, partial(file_item, root), imagenet_names())
 
 
@@ -118,7 +125,6 @@ def _flowers102(path: Path, split: str | None, classes: int | None) -> Listing:
             raise DataError(f"{root / name}: no such file, but setid.mat has it in {split}")
         entries.append((name, labels[image - 1] - 1))
     check_labels([entry[0] for entry in entries], [entry[1] for entry in entries], 102)
-    check_classes(root, 102, classes)
     return Listing(entries, partial(file_item, root), tuple(Flowers102.classes))
 
 
@@ -149,7 +155,6 @@ def _cifar(kind: str, path: Path, split: str | None, classes: int | None) -> Lis
         raise DataError(
             f"{root / made.base_folder}: not the official files, by their MD5 ({error}); fetch them again"
         ) from error
-    check_classes(root, len(data.classes), classes)
     return of_arrays(data.data, data.targets, tuple(data.classes))
 
 
@@ -159,27 +164,46 @@ def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
         raise DataError(f"{path}: no such file; wanted a CSV of path,label")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            rows = [row for row in csv.reader(stream) if row]
+            reader = csv.reader(stream)
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
-    start = 1 if rows and rows[0][0].strip().lower() in _HEADERS else 0
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    column, rows = _label_column(path, rows)
     named: list[tuple[str, str]] = []
-    for line, row in enumerate(rows[start:], start + 1):
-        if len(row) < 2 or not row[0].strip() or not row[1].strip():
+    written: dict[str, str] = {}
+    seen: dict[str, int] = {}
+    for line, row in rows:
+        if len(row) <= column or not row[0] or not row[column]:
             raise DataError(f"{path}, row {line}: {','.join(row)!r}; wanted path,label")
-        named.append((row[0].strip(), row[1].strip()))
-    for file, _ in named:
+        file, label = row[0], row[column]
         if not (path.parent / file).is_file():
-            raise DataError(f"{path.parent / file}: no such file, but {path.name} has it")
-    words: tuple[str, ...] = ()
-    if all(re.fullmatch(r"-?\d+", label) for _, label in named):
-        labels = [int(label) for _, label in named]
-    else:
-        words = tuple(sorted({label for _, label in named}))
-        labels = [words.index(label) for _, label in named]
-    check_labels([file for file, _ in named], labels, classes)
-    entries = [(file, label) for (file, _), label in zip(named, labels, strict=True)]
-    return Listing(entries, partial(file_item, path.parent), words)
+            raise DataError(f"{path.parent / file}: no such file, but {path.name} has it in row {line}")
+        if (first := seen.setdefault(os.path.realpath(path.parent / file), line)) != line:
+            raise DataError(f"{path}, row {line}: {file} is in row {first}, too; wanted each image once")
+        named.append((file, label))
+        written.setdefault(label, f"{path}, row {line}, {file}")
+    words = sorted(written)
+    place = {word: k for k, word in enumerate(words)}
+    entries = [(file, place[label]) for file, label in named]
+    return Listing(entries, partial(file_item, path.parent), tuple(words), written=written)
+
+
+def _label_column(path: Path, rows: list[tuple[int, list[str]]]) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Which column has the labels, and the rows without the titles."""
+    if not rows:
+        return 1, rows
+    line, first = rows[0]
+    titled = first[0].lower() in _HEADERS
+    if len(first) > 2 and not titled:
+        raise DataError(f"{path}, row {line}: {len(first)} columns; wanted path,label, or a first row that names them")
+    if len(first) > 2:
+        found = [k for k, title in enumerate(first) if title.lower() in _LABELS]
+        if len(found) != 1:
+            raise DataError(f"{path}: columns {', '.join(first)}; wanted one that is called {' or '.join(_LABELS)}")
+        return found[0], rows[1:]
+    return 1, rows[1:] if titled else rows
 
 
 def _npz(path: Path, split: str | None, classes: int | None) -> Listing:

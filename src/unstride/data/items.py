@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,20 @@ class Item:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a kind of data set says: names and labels, and how to make an Item of one entry."""
+    """What a kind of data set says: names and labels, and how to make an Item of one entry.
+
+    written   where each class was written, if by somebody and not by the data set's makers; then its number means
+              nothing but the order of the text, and `labels.match` finds the model's
+    meaning   class of the model by label, once it is matched
+    """
 
     entries: Sequence[Any]
     make: Callable[[Any], Item]
     classes: tuple[str, ...] = ()
     stamp: str = ""  # stands for the contents where they are in no file of their own
+    written: Mapping[str, str] = field(default_factory=dict)
+    folders: bool = False  # written as the names of folders
+    meaning: Mapping[str, int] = field(default_factory=dict)
 
     def item(self, index: int) -> Item:
         return self.make(self.entries[index])

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unstride.data.items import Item, Listing, array_image, check_classes, check_labels, choose, folder, number, stamp
+from unstride.data.items import Item, Listing, array_image, check_labels, choose, folder, number, stamp
 from unstride.errors import DataError, OptionError
 from unstride.views.images import Array, is_image_name, open_image, open_mask
 
 IGNORE = 255
 _UNKNOWN = -1
+_BYTES = 1 << 20  # of a text file beside the images
 
 CITYSCAPES = (
     *(
@@ -82,7 +83,6 @@ def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:
     own = {label: label for label in range(len(CITYSCAPES))}
     ids = dict.fromkeys(range(34), IGNORE) | {value: label for label, value in enumerate(_CITYSCAPES_IDS)}
     tables = {"labelTrainIds.png": _table({**own, 255: IGNORE}), "labelIds.png": _table({**ids, 255: IGNORE})}
-    check_classes(path, len(CITYSCAPES), classes)
     return Listing(entries, partial(_item, path, tables), CITYSCAPES)
 
 
@@ -97,7 +97,6 @@ def _ade20k(path: Path, split: str | None, classes: int | None) -> Listing:
             raise DataError(f"{root / mask}: no such file, but there is its image {image.name}")
         entries.append((image.relative_to(root).as_posix(), mask))
     table = _table({0: IGNORE} | {value: value - 1 for value in range(1, _ADE_CLASSES + 1)})
-    check_classes(root, _ADE_CLASSES, classes)
     return Listing(entries, partial(_item, root, {"": table}), _ade_names(root / "objectInfo150.txt"))
 
 
@@ -105,7 +104,7 @@ def _ade_names(path: Path) -> tuple[str, ...]:
     """The last column of the table that comes with the data, first of its synonyms; () where it does not."""
     if not path.is_file():
         return ()
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    lines = _text(path).splitlines()[1:]
     names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
     if len(names) != _ADE_CLASSES:
         raise DataError(f"{path}: {len(names)} classes; wanted a line of titles and {_ADE_CLASSES} of classes")
@@ -130,9 +129,9 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
     void = ignore if ignore is not None else _number(path / "ignore.txt")
     if void is not None and not 0 <= void <= 255:
         raise OptionError(f"ignore is {void}; wanted a value of a mask's pixels, 0 to 255")
-    if names:
-        check_classes(path / "classes.txt", len(names), classes)
-    count = len(names) or classes or 255
+    if len(names) > IGNORE:
+        raise DataError(f"{path / 'classes.txt'}: {len(names)} names; masks tell at most {IGNORE} classes apart")
+    count = len(names) or min(classes or IGNORE, IGNORE)
     meaning = {value: value for value in range(count)} | {255: IGNORE} | ({void: IGNORE} if void is not None else {})
     entries = [(f"images/{pictures[stem].name}", f"masks/{labels[stem].name}") for stem in sorted(pictures)]
     return Listing(entries, partial(_item, root, {"": _table(meaning)}), names)
@@ -149,17 +148,28 @@ def _by_stem(root: Path) -> dict[str, Path]:
 
 
 def _lines(path: Path) -> tuple[str, ...]:
-    return (
-        tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-        if path.is_file()
-        else ()
-    )
+    """Without the empty ones at the end; one in between would shift all that follow."""
+    if not path.is_file():
+        return ()
+    lines = tuple(line.strip() for line in _text(path).rstrip().splitlines())
+    if "" in lines:
+        raise DataError(f"{path}, line {lines.index('') + 1}: it is empty; wanted a name in each line")
+    return lines
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _BYTES:
+            raise DataError(f"{path}: {path.stat().st_size:,} bytes; wanted a short text file")
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error})") from error
 
 
 def _number(path: Path) -> int | None:
     lines = _lines(path)
-    if lines and not (len(lines) == 1 and lines[0].isdecimal()):
-        raise DataError(f"{path}: {' '.join(lines)!r}; wanted one number, the value of pixels without a label")
+    if lines and not (len(lines) == 1 and lines[0].isdecimal() and len(lines[0]) < 5):
+        raise DataError(f"{path}: {' '.join(lines)[:60]!r}; wanted one number, the value of pixels without a label")
     return int(lines[0]) if lines else None
 
 

@@ -82,7 +82,7 @@ class Cutter:
         """Ops of `level` that `wanted` needs; `wanted` may lie on any level, `start` are values taken as given."""
         wanted = list(dict.fromkeys(wanted))
         given = set(start)
-        needed = ancestors_until(wanted, given)
+        needed = ancestors(wanted, until=given)
         own = [
             n
             for n in self.graph.fx.nodes
@@ -291,20 +291,6 @@ def _reads(n: Node, moves: dict[Node, Shift]) -> list[Node]:
             shift.site.reads if shift is not None and shift.site is not None and shift.site.reads is not None else i
         )
     return out
-
-
-def ancestors_until(wanted: Iterable[Node], given: set[Node]) -> set[Node]:
-    if not given:
-        return ancestors(wanted)
-    seen: set[Node] = set()
-    stack = list(wanted)
-    while stack:
-        n = stack.pop()
-        if n not in seen:
-            seen.add(n)
-            if n not in given:
-                stack += n.all_input_nodes
-    return seen
 
 
 def _pair(v: Any) -> tuple[int, int]:

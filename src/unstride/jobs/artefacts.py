@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from unstride.errors import ArtefactError
+from unstride.jobs import strict
 from unstride.jobs.fingerprint import digest
+from unstride.jobs.outputs import write_whole
 
 VERSION = 1
 _HEADER = "unstride"
@@ -28,29 +29,18 @@ def write_artefact(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         raise ValueError('meta must have a "kind"')
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"version": VERSION, "sha256": digest(kept), "meta": dict(meta)}
-    return write_whole(path, save(kept, metadata={_HEADER: json.dumps(header)}))
+    return write_file(path, save(kept, metadata={_HEADER: json.dumps(header)}))
 
 
-def write_whole(path: Path, data: bytes) -> Path:
-    """A file that is there whole or not at all, whenever the machine stops."""
+def write_file(path: Path, data: bytes) -> Path:
+    """A file that is there whole or not at all, whenever the machine stops; an ArtefactError where it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        write_whole(path, data)
     except OSError as error:
         raise ArtefactError(
             f"cannot write {path}: {error.strerror or error}. Give a path in a folder you may write to."
         ) from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise ArtefactError(f"cannot write {path}: {error.strerror or error}.") from error
-    _sync_folder(path.parent)
     return path
 
 
@@ -68,7 +58,7 @@ def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Te
     if raw is None:
         raise ArtefactError(f"{path} is a safetensors file, but not one that unstride saved. Give a saved {kind} file.")
     try:
-        header = json.loads(raw)
+        header = strict.loads(raw)
         version, sha, meta = int(header["version"]), header["sha256"], dict(header["meta"])
     except (ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path} has an unreadable unstride header ({error}). Save it again.") from error
@@ -81,21 +71,8 @@ def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Te
     return tensors, meta
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """The rename itself survives a power cut only once the folder is on disk; not every system can do that."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+def check_finite(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """An ArtefactError where learned values are NaN or infinite: whatever they touch would be, too."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ArtefactError(f"{path}: {name} holds values that are not finite. Fit it again with a lower lr.")

@@ -131,7 +131,7 @@ def _default(space: StateSpace, layers: Sequence[int]) -> list[State]:
 
 
 def _name(better: Enhanced, options: Options, pool: Sequence[State]) -> str:
-    what = [fingerprint(better.model), better.space, options.align, options.border, pool]
+    what = [fingerprint(better.model), better.recipe.space, options.align, options.border, pool]
     return f"candidates-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}"
 
 

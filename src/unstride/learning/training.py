@@ -18,7 +18,6 @@ from unstride.learning.pools import Pool, finish
 from unstride.learning.report import Epoch
 from unstride.learning.sources import Job, Source
 from unstride.procedure.aggregate import Attention
-from unstride.procedure.tasks import Plan
 
 KIND = "attention-checkpoint"
 SCALE = 100  # how much faster the common part of w_o learns than its channels, up to a step of FASTEST
@@ -41,10 +40,9 @@ class Training:
 
     def __init__(self, job: Job, train: Source, val: Source, schedule: Schedule) -> None:
         self.job, self.train, self.val, self.schedule = job, train, val, schedule
-        channels = attention_channels(job.plan)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
-            self.attention = Attention(channels).to(job.plan.graph.device)
+            self.attention = Attention(job.plan.channels).to(job.plan.graph.device)
             nn.init.zeros_(self.attention.query.weight)  # no preference that was not learned
             nn.init.zeros_(self.attention.query.bias)
         self.scale = nn.Parameter(torch.zeros((), device=job.plan.graph.device))  # what all channels of w_o share
@@ -163,13 +161,6 @@ class Training:
 def _faster(lr: float) -> float:
     """By how much the common part of w_o is faster: it moves all logits alike, and many steps would be needed."""
     return max(1.0, min(float(SCALE), FASTEST / lr))
-
-
-def attention_channels(plan: Plan) -> int:
-    """Channels of the map that is aggregated, in whatever layout."""
-    target = plan.targets[0]
-    shape = (1, *plan.found.trace.shapes[target.tap][1:])
-    return plan.maps(torch.empty(shape, device="meta"), target).shape[1]
 
 
 def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ What the gates stop costs nothing more: the pictures that go on are put together
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from unstride.procedure.aggregate import WeightedMean, two_class
 from unstride.procedure.gates import Stage, sureness
 from unstride.procedure.prediction import cropped
 from unstride.procedure.tasks import Plan
+from unstride.procedure.temperature import match_temperature
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
 
@@ -85,6 +86,7 @@ class Looked:
     plain: list[Batch] = field(default_factory=list)  # the plain view's runs: its own answer, and other outputs
     seen: list[Seen] = field(default_factory=list)  # only where it is to be explained
     sure: list[Tensor] = field(default_factory=list)  # of all pictures before each gate, only when calibrating
+    spent: list[int] = field(default_factory=list)  # MACs of the first picture after each stage
 
     @property
     def plain_macs(self) -> int:
@@ -120,6 +122,7 @@ class Looking:
             if number == 0:
                 out.plain = [b for b in fresh if b.views[0] == IDENTITY]
             taken |= {Look(v, s) for v in stage.views for s in stage.chosen(out.plain[0].plan.found.space)}
+            out.spent.append(out.macs[0])
             later = {v for s in self.stages[number + 1 :] for v in s.views}
             for batch in fresh:
                 again = bool(set(batch.views) & later)
@@ -236,6 +239,27 @@ class Batch:
             now = self.run.macs[place]
             yield row, now - self.counted.get(place, 0) + head
             self.counted[place] = now
+
+
+def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Stage, ...]:
+    """The stages with a temperature for every view of another size, so that it speaks as the plain one does.
+
+    `runs` are explained and not gated; no labels are needed.
+    """
+    heard: dict[View, list[Tensor]] = {}
+    for seen in (s for run in runs for s in run.seen):
+        if not any(map(any, seen.looks[0].state.selections)):
+            heard.setdefault(seen.looks[0].view, []).append(seen.logits)
+    plain = torch.cat(heard[IDENTITY])
+    warm = {
+        view: match_temperature(torch.cat(logits), plain)
+        for view, logits in heard.items()
+        if any(op.name in ("Size", "Field") for op in view.ops)
+    }
+    return tuple(
+        replace(s, temperatures=tuple(warm.get(v, 1.0) for v in s.views)) if any(v in warm for v in s.views) else s
+        for s in stages
+    )
 
 
 def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:

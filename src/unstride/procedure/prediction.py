@@ -12,16 +12,18 @@ from unstride.procedure.aggregate import two_class
 from unstride.procedure.align import overlap
 from unstride.procedure.search import Expansion
 from unstride.procedure.tasks import Plan
+from unstride.views.policies import IDENTITY, View
 
 
 @dataclass(frozen=True, eq=False)
 class Visited:
-    """One state of one image: its criterion when the search ended, its weight in the aggregate, its own logits."""
+    """One look at an image: the state (its criterion when the search ended) and view, its weight, its own logits."""
 
     state: State
     criterion: float
     weight: float
     logits: Tensor
+    view: View = IDENTITY
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from unstride.engine.movers import MovedAvgPool, Mover
-from unstride.engine.segments import Builder, Cutter, ancestors_until
+from unstride.engine.segments import Builder, Cutter
 from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
+from unstride.graph.ops import ancestors
 from unstride.procedure.aggregate import Attention, entropy
 from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
@@ -174,7 +175,7 @@ class _Unrolled(Builder):
         plan, found = self.plan, self.plan.found
         taps = list(dict.fromkeys(t.tap for t in plan.targets))
         spared = [leaf for leaf in plan.engine.plain if leaf not in taps]
-        needed, plain = ancestors_until(taps, set()), ancestors_until([*taps, *spared], set())
+        needed, plain = ancestors(taps), ancestors([*taps, *spared])
         depth = plan.engine.depth
         for level in range(depth + 1):
             own = [n for n in plan.graph.fx.nodes if n.op == "call_function" and self.c.kind[n] == "data"]
@@ -212,7 +213,7 @@ class _Unrolled(Builder):
     def _after(self, tap: Node, leaf: Node, value: Node) -> Node:
         """The network's own head on a value of the tap."""
         self.env = ChainMap({tap: value})  # type: ignore[assignment]
-        inside = ancestors_until([leaf], {tap})
+        inside = ancestors([leaf], until={tap})
         for n in self.plan.graph.fx.nodes:
             if n in inside and n is not tap and n.op == "call_function" and self.c.kind[n] == "data":
                 self.env[n] = self._copy(n, {})

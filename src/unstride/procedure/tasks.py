@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.engine.engine import UNBOUNDED, Engine
-from unstride.engine.segments import Segment, ancestors_until, as_it_is
+from unstride.engine.segments import Segment, as_it_is
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.grids import Grid
 from unstride.geometry.layers import Subsampling, feature_node
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph
-from unstride.graph.ops import op_name
+from unstride.graph.ops import ancestors, op_name
 from unstride.procedure.align import Offset, from_map, to_map
 
 TASKS = ("classification", "segmentation")
@@ -52,6 +52,13 @@ class Plan:
     space: str
     also: tuple[tuple[Node, Segment], ...]  # other outputs that follow from the first target's tap
     plain_macs: int
+
+    @property
+    def channels(self) -> int:
+        """Of the map that is aggregated, in whatever layout."""
+        target = self.targets[0]
+        shape = (1, *self.found.trace.shapes[target.tap][1:])
+        return self.maps(torch.empty(shape, device="meta"), target).shape[1]
 
     def offset(self, state: State, target: Target) -> Offset | None:
         """Delta / T of a state at a target; None where there is no grid to move."""
@@ -105,7 +112,7 @@ def make_plan(
     given = {leaf for leaf, _, _ in pairs}
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
     first = pairs[0][1]
-    after = [leaf for leaf in others if graph.image not in ancestors_until([leaf], {first}) and leaf is not first]
+    after = [leaf for leaf in others if graph.image not in ancestors([leaf], until={first}) and leaf is not first]
     bound = UNBOUNDED if max_bytes is None else max_bytes
     engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], bound, run_segment)
 

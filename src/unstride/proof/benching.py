@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
-from unstride.graph.capture import check_images, frozen_eval
+from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
 from unstride.tta import TTA
 from unstride.views import policies
@@ -204,18 +204,12 @@ def measure(
     budgets = sorted(set(budgets))
 
     def plain() -> Any:
-        with frozen_eval(better.model):
-            return better.model(images)
+        return better.plans.plain(images)
 
     calls: dict[str, Call] = {f"beside {name}": call for name, call in (beside or {}).items()}
-    for b in budgets:
-        calls[f"ours {b}"] = _call(better.with_options(budget=b), images)
+    calls |= {f"ours {b}": _call(better.with_options(budget=b), images) for b in budgets}
     if tta:
-        wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
-        for b in budgets:
-            augmented = _tta(better, b, (int(images.shape[2]), int(images.shape[3])))
-            if augmented is not None:
-                calls[f"tta {b}"] = _call(augmented, wide)
+        calls |= {f"tta {b}": call for b, call in _tta_calls(better, images, budgets).items()}
     seconds, times = interleaved(plain, calls, repeats, device)
     work = better.costs(images, budgets)
     plain_bytes = peak_bytes(plain, device) if memory else None
@@ -224,7 +218,7 @@ def measure(
             budget=b,
             batch=len(images),
             image=(int(images.shape[2]), int(images.shape[3])),
-            learned=better.asked["aggregate"] == "attention",
+            learned=better.recipe.aggregate == "attention",
             time=times[f"ours {b}"],
             macs=mean(work[b][1]),
             tta=times.get(f"tta {b}"),
@@ -264,6 +258,13 @@ def _growth(better: Enhanced, example: Tensor, kind: str, batches: Sequence[int]
 
 def _call(module: nn.Module, images: Tensor) -> Call:
     return lambda: module(images)
+
+
+def _tta_calls(better: Enhanced, images: Tensor, budgets: Sequence[int]) -> dict[int, Call]:
+    """Test-time augmentation with as many views as each budget has states, where its policy has so many."""
+    wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
+    found = {b: _tta(better, b, (int(images.shape[2]), int(images.shape[3]))) for b in budgets}
+    return {b: _call(augmented, wide) for b, augmented in found.items() if augmented is not None}
 
 
 def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:

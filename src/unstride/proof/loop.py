@@ -42,13 +42,15 @@ from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.work import BATCH, Job, place, work
+from unstride.recipe.files import to_data
+from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA
 
 
 def evaluate(
     model: str | Loaded | nn.Module,
     data: str | Dataset,
-    budgets: Sequence[int] = (1, 4, 10, 15),
+    budgets: Sequence[int] | None = None,
     *,
     weights: str = "none",
     task: str | None = None,
@@ -70,11 +72,13 @@ def evaluate(
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
-    options    what `enhance` takes: criterion, aggregate, layers, order, align, ...
+    budgets    states per image of the paper's search; by default 1, 4, 10 and 15
+    options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ... A recipe with stages of looks
+               has a row of its own beside the plain one, and no budgets
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
-    budgets = check_budgets(budgets)
+    asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
     if report is not None:
         check_report(Path(report))
     if launched().size > 1 and out is None:
@@ -82,22 +86,19 @@ def evaluate(
     if isinstance(model, str):
         model = load_model(model, weights)
     dataset = _dataset(model, data, limit, split)
-    if task not in (None, dataset.task):
-        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
-    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
-        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
-    better = _enhanced(model, dataset, {**options, "seed": seed})
+    _check_task(model, task, dataset)
+    better = _enhanced(model, dataset, options, seed, budgets)
     wide = None
     if isinstance(tta, str):
         tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
     if tta is not None and len(tta.used) < 2:
         raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, budgets, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
+    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
     if job.batch_size < 1:
         raise OptionError(f"batch_size is {batch_size}; wanted at least 1")
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
@@ -108,7 +109,7 @@ def evaluate(
         rows: list[Row] = []
         if us.leads:
             whole = Shard.joined(shards)
-            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named}))
             if report is not None:
                 write_report(Path(report), rows, whole, job)
         return us.share(rows)
@@ -134,22 +135,32 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
 
 
+def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
+    if task not in (None, dataset.task):
+        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
+    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
+        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+
+
 def _classes(loaded: Loaded) -> int | None:
     """How many the model tells apart: labels beyond that are found before the run, not in it."""
     if loaded.classes:
         return len(loaded.classes)
+    import torch
     from torch.utils import _pytree as pytree
 
-    from unstride.graph.capture import frozen_eval
+    from unstride.graph.twin import evaluating
 
     device, dtype = place(loaded.model)
-    with frozen_eval(loaded.model):
-        leaves = pytree.tree_leaves(loaded.model(loaded.example().to(device, dtype)))
+    with torch.no_grad():
+        leaves = pytree.tree_leaves(evaluating(loaded.model)(loaded.example().to(device, dtype)))
     sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
     return max(2, sizes[0]) if sizes else None
 
 
-def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any]) -> Enhanced:
+def _enhanced(
+    model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any], seed: int, budgets: Sequence[int] | None
+) -> Enhanced:
     """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
     module = model.model if isinstance(model, Loaded) else model
     if isinstance(module, Enhanced) and module.task != dataset.task:
@@ -158,10 +169,18 @@ def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str,
         )
     device, dtype = place(module)
     example = _first(dataset)[None].to(device, dtype)
-    if not isinstance(module, Enhanced):
-        return enhance(module, example, task=dataset.task, **options)
-    better = module.with_options(**options)
-    better.fitted(example)
+    if isinstance(module, Enhanced):
+        better = module.with_options(**options)
+        better.fitted(example)
+    else:
+        named = {"recipe": "paper", **options}
+        better = enhance(module, example, task=dataset.task, preprocess=dataset.preprocess, **named)
+    if not better.recipe.stages:
+        return better.with_options(seed=seed)
+    if budgets is not None:
+        raise OptionError(
+            f"budgets are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
+        )
     return better
 
 
@@ -182,11 +201,10 @@ def _spec(model: Loaded | nn.Module) -> str:
 def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
-    asked = {k: v for k, v in better.asked.items() if k not in ("budget", "seed")}
     plan = better.plan
+    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
+    asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
-    asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
-    asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]
     attention = better.attention
     return {
         "task": job.task,

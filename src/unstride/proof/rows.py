@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unstride.errors import ArtefactError
+from unstride.jobs import locks, strict
 
 _PACKAGES = (
     "unstride",
@@ -27,6 +28,18 @@ _PACKAGES = (
     "segmentation-models-pytorch",
     "transformers",
 )
+# What a field may be in a file, by how it is declared.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+    "Mapping[str, Any]": (dict,),
+    "Mapping[str, float]": (dict,),
+    "Mapping[str, str]": (dict,),
+    "tuple[str, ...]": (list, tuple),
+}
 
 
 @dataclass(frozen=True)
@@ -87,10 +100,13 @@ class Row:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Row:
-        """Its own `to_json`, also after a trip through a file; a field that is missing or unknown is a KeyError."""
-        names = {field.name for field in fields(cls)}
-        if set(stored) != names:
-            raise KeyError(", ".join(sorted(set(stored) ^ names)))
+        """Its own `to_json`, also after a trip through a file; a KeyError or TypeError says which field is wrong."""
+        types = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
+        if set(stored) != set(types):
+            raise KeyError(", ".join(sorted(set(stored) ^ set(types))))
+        for name, wanted in types.items():
+            if not isinstance(stored[name], wanted) or (isinstance(stored[name], bool) and bool not in wanted):
+                raise TypeError(f"{name} is {type(stored[name]).__name__}")
         return cls(**{**stored, "error_names": tuple(stored["error_names"])})
 
 
@@ -108,13 +124,21 @@ def versions() -> dict[str, str]:
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """The rows of a file, in its order; none where there is no file. A last line that was cut off does not count."""
     path = Path(path)
-    if not path.exists():
-        return []
-    text = path.read_bytes()
+    try:
+        if not path.exists():
+            return []
+        if not path.is_file():
+            raise ArtefactError(f"{path} is not a file, so it cannot hold rows; move it away, or choose another folder")
+        return _parsed(path.read_bytes(), path)
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _parsed(text: bytes, path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            rows.append(Row.from_json(json.loads(line)))
+            rows.append(Row.from_json(strict.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise ArtefactError(
                 f"{path}, line {number}: not a row of this version ({type(error).__name__}: {error}); move it away"
@@ -125,22 +149,29 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
 def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> list[Row]:
     """Append those that are not there yet (by run, budget and views); returns all of them as the file has them.
 
-    Writing twice, or again after a crash, changes nothing.
+    Writing twice, again after a crash, or from several processes at once changes nothing.
     """
     path, rows = Path(path), list(rows)
-    there = {(row.run, row.budget, row.views): row for row in read_rows(path)}
-    new = [row for row in rows if (row.run, row.budget, row.views) not in there]
-    if new:
-        data = "".join(json.dumps(row.to_json(), allow_nan=False) + "\n" for row in new).encode()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                whole = path.read_bytes().rfind(b"\n") + 1
-                if whole != file.tell():  # the rest of a line whose writer was killed
-                    file.truncate(whole)
-                file.write(data)
+    try:
+        lines = {_key(row): json.dumps(row.to_json(), allow_nan=False).encode() + b"\n" for row in rows}
+    except ValueError as error:
+        raise ArtefactError(f"{path}: a row holds a number that is not finite; it is not written") from error
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file, locks.held(file):  # read and written under one lock, or two would see no row
+            file.seek(0)
+            text = file.read()
+            there = {_key(row): row for row in _parsed(text, path)}
+            new = b"".join(line for key, line in lines.items() if key not in there)
+            if new:
+                file.truncate(text.rfind(b"\n") + 1)  # without the rest of a line whose writer was killed
+                file.write(new)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from error
-    return [there.get((row.run, row.budget, row.views), row) for row in rows]
+    except OSError as error:
+        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from error
+    return [there.get(_key(row), row) for row in rows]
+
+
+def _key(row: Row) -> tuple[str, int, int]:
+    return row.run, row.budget, row.views

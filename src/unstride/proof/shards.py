@@ -52,14 +52,15 @@ class Shard:
         """What was saved, or None: there is no such file, it is damaged, or it is not these images of this run."""
         try:
             tensors, meta = read_artefact(path, KIND)
-        except ArtefactError:
+            values = {name: tensor.numpy() for name, tensor in tensors.items()}
+            index = values.pop("index")
+            errors = {int(i): str(text) for i, text in meta["errors"].items()}
+            seconds, timed, memory = list(map(float, meta["seconds"])), int(meta["timed_images"]), int(meta["memory"])
+            if meta["run"] != run or sorted([*index.tolist(), *errors]) != list(expected):
+                return None
+        except (ArtefactError, KeyError, TypeError, ValueError, AttributeError):
             return None
-        values = {name: tensor.numpy() for name, tensor in tensors.items()}
-        index = values.pop("index")
-        errors = {int(i): str(text) for i, text in meta["errors"].items()}
-        if meta["run"] != run or sorted([*index.tolist(), *errors]) != list(expected):
-            return None
-        return Shard(index, values, errors, meta["seconds"], meta["timed_images"], meta["memory"])
+        return Shard(index, values, errors, seconds, timed, memory)
 
     @staticmethod
     def of(images: Sequence[tuple[int, Mapping[str, Array]]], **rest: Any) -> Shard:

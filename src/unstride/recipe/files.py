@@ -16,7 +16,8 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import ArtefactError, OptionError, UnstrideError
-from unstride.jobs.artefacts import write_whole
+from unstride.jobs import strict
+from unstride.jobs.artefacts import write_file
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
@@ -67,7 +68,7 @@ def write(
     path = Path(path)
     if path.suffix not in (".toml", ".json"):
         raise OptionError(f"recipe file: got {path.name}, wanted a name that ends in .toml or .json")
-    data: dict[str, Any] = {"version": VERSION, **_plain(recipe)}
+    data: dict[str, Any] = {"version": VERSION, **to_data(recipe)}
     if model is not None:
         data["model"] = {"fingerprint": model if isinstance(model, str) else fingerprint(model)}
     if preprocess is not None:
@@ -75,7 +76,7 @@ def write(
     if figures:
         data["figures"] = dict(figures)
     text = json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
-    return write_whole(path, text.encode())
+    return write_file(path, text.encode())
 
 
 def read(path: str | Path) -> Written:
@@ -86,7 +87,7 @@ def read(path: str | Path) -> Written:
         if len(raw) > LIMIT:
             raise ArtefactError(f"{path}: {len(raw):,} bytes are too many for a recipe")
         text = raw.decode("utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        data = tomllib.loads(text) if path.suffix == ".toml" else strict.loads(text)
     except OSError as error:
         raise ArtefactError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
@@ -99,7 +100,7 @@ def read(path: str | Path) -> Written:
         model, prepared = head["model"] or {}, head["preprocess"]
         missing = {} if prepared is None else {"resize": None, "crop": None}
         return Written(
-            _recipe(data),
+            from_data(data),
             model.get("fingerprint"),
             Preprocess.from_json({**missing, **prepared}) if prepared is not None else None,
             head["figures"] or {},
@@ -111,7 +112,7 @@ def read(path: str | Path) -> Written:
         raise ArtefactError(f"{path} does not hold a usable recipe ({type(error).__name__}: {error})") from error
 
 
-def _plain(recipe: Recipe) -> dict[str, Any]:
+def to_data(recipe: Recipe) -> dict[str, Any]:
     """A recipe as plain data, without what has its default."""
     data: dict[str, Any] = {}
     for f in fields(recipe):
@@ -135,10 +136,13 @@ def _plain_stage(stage: Stage) -> dict[str, Any]:
     return data | {k: list(v) for k in ("weights", "temperatures") if (v := getattr(stage, k))}
 
 
-def _recipe(data: dict[str, Any]) -> Recipe:
+def from_data(data: dict[str, Any]) -> Recipe:
+    """The inverse of `to_data`; what it does not know is refused by name."""
+    data = dict(data)
     stages = tuple(_stage(s) for s in data.pop("stage", ()))
     stop = data.pop("stop", None)
     if stop is not None:
+        stop = dict(stop)
         rule = _STOPS.get(stop.pop("rule", ""))
         if rule is None:
             raise OptionError(f"stop: wanted one of {', '.join(_STOPS)}")

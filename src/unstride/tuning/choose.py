@@ -1,7 +1,8 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
-Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is decided
-on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins, and it may be "plain".
+Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is
+decided on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins; it may be
+"plain".
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
+from unstride.procedure.temperature import fit_temperature
+from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool
-from unstride.tuning.simulate import threshold
 from unstride.views.policies import IDENTITY, View
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
@@ -25,17 +28,6 @@ FOLDS = 5
 CLASSES = 48  # of each picture, the likeliest: enough to choose by
 STEPS = 8  # units that a stage may have
 OBJECTIVES = ("likelihood", "accuracy")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What may be added at once: a view in its plain state, or in its nearest states, which share their prefixes."""
-
-    view: View
-    states: str = "plain"
-
-    def __str__(self) -> str:
-        return str(self.view) if self.states == "plain" else f"{self.view} in {self.states}"
 
 
 @dataclass(frozen=True)
@@ -112,29 +104,6 @@ def _likeliest(pool: Pool) -> tuple[Tensor, Tensor]:
     return kept, (top == pool.labels[:, None]).float().argmax(1)
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature at which these logits (N, K) are likeliest: golden section over its logarithm."""
-    logits = two_class(logits.float())
-    ratio = (math.sqrt(5) - 1) / 2
-    low, high = math.log(0.2), math.log(5.0)
-
-    def nll(t: float) -> float:
-        return float(torch.nn.functional.cross_entropy(logits / math.exp(t), labels))
-
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    fa, fb = nll(a), nll(b)
-    for _ in range(18):
-        if fa < fb:
-            high, b, fb = b, a, fa
-            a = high - ratio * (high - low)
-            fa = nll(a)
-        else:
-            low, a, fa = a, b, fb
-            b = low + ratio * (high - low)
-            fb = nll(b)
-    return math.exp((low + high) / 2)
-
-
 def losses(logits: Tensor, labels: Tensor, objective: str, temperature: float = 1.0) -> Tensor:
     """(..., N, M) -> (..., N): what is to be small."""
     if objective == "accuracy":
@@ -191,23 +160,22 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         for j in range(1, STEPS + 1):
             if not paths[j].isnan().any():
                 tried[share, j] = paths[j]
-    share, steps = simplest(tried, whole)
+    share, steps = simplest(tried)
     if not steps:
         return Choice()
     path = greedy(whole, share, ceiling, objective, own)[:steps]
     return Choice(tuple(units[u] for u in path), share)
 
 
-def simplest(
-    tried: dict[tuple[float, int], Tensor], t: Table, plain: tuple[float, int] = (1.0, 0)
-) -> tuple[float, int]:
-    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better."""
+def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
+    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better.
+
+    A single further look is believed after one standard error, more of them after two: there are more to err with.
+    """
     best = min(tried, key=lambda key: float(tried[key].mean()))
-    if _difference(tried[plain], tried[best]) <= 2.0:
-        return plain
-    fine = [key for key in tried if key != plain and _difference(tried[key], tried[best]) <= 1.0]
-    fine = [key for key in fine if _difference(tried[plain], tried[key]) > 2.0] or [best]
-    return min(fine, key=lambda key: (key[1], key[0]))
+    sure = [k for k in tried if k != plain and _difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
+    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 1.0]
+    return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -78,6 +78,6 @@ class Pool:
         return sum(self.work[v].macs(self._with_plain(v, s)) for v, s in by_view.items()) / plain
 
     def _with_plain(self, view: View, states: list[State]) -> list[State]:
-        """The engine always begins with the plain state of a view; its head is not counted where nobody asked for it."""
+        """The engine always begins with the plain state of a view."""
         zero = self.work[view].near[0]
         return states if zero in states else [zero, *states]

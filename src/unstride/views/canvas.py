@@ -108,7 +108,9 @@ class Canvas:
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, Tensor) or self.pixels.ndim != 4:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
-            raise InputError(f"canvas: got {came}, wanted a float tensor (B, C, H, W)")
+            raise InputError(
+                f"images: got {came}, wanted a float tensor (B, C, H, W); for one image pass image.unsqueeze(0)"
+            )
         height, width = self.pixels.shape[2:]
         box = self.box
         if box is None:
@@ -200,6 +202,7 @@ class Pictures:
 
     images: Sequence[Image.Image]
     preprocess: Preprocess
+    like: Tensor | None = None  # for device and type; by default float32 on the CPU
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,7 +216,8 @@ class Pictures:
         return replace(self, images=[self.images[i] for i in chosen])
 
     def see(self, view: View) -> Tensor:
-        return torch.stack([self._see(image, view) for image in self.images])
+        seen = torch.stack([self._see(image, view) for image in self.images])
+        return seen if self.like is None else seen.to(self.like)
 
     def _see(self, image: Image.Image, view: View) -> Tensor:
         plain = not any(op.name in PLACING for op in view.ops)

@@ -7,6 +7,8 @@ x = Preprocess()(image)          # (3, 224, 224), as ImageNet networks want it
 from __future__ import annotations
 
 import io
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,6 +27,8 @@ _T = TypeVar("_T")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 89_478_485  # Pillow's own limit: a quarter of a gigabyte of RGB
+MAX_ENLARGED = 1 << 24  # pixels that a resize may blow a smaller image up to
+MAX_SIDE = 1 << 16  # pixels of what a network is given
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2", ".avif")
 # Named one by one because Pillow also opens formats that start other programs (EPS).
@@ -40,7 +44,7 @@ def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Imag
     Transparent pixels are composited on white. 16-bit values are scaled to 8 bits, not clipped; floats are read as
     0..1. Of an animation, the first frame. What is not a whole, plausible image raises DataError with its name.
     """
-    return _decoded(source, max_pixels, lambda image, name: _as_rgb(ImageOps.exif_transpose(image), name))
+    return _decoded(source, max_pixels, _upright)
 
 
 def open_mask(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Array:
@@ -87,6 +91,11 @@ def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Imag
         raise DataError(f"{name}: cannot be read as an image ({reason}); it is damaged, or not an image") from error
 
 
+def _upright(image: Image.Image, name: str) -> Image.Image:
+    ImageOps.exif_transpose(image, in_place=True)  # one copy less of what may be a hundred million pixels
+    return _as_rgb(image, name)
+
+
 def _as_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image), name)).convert("RGB")
@@ -112,20 +121,55 @@ def _eight_bits(values: Array, name: str) -> Array:
 def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """The image files among `paths`: files as they are given, folders searched to the bottom in sorted order.
 
-    find_images(["cat.png", "photos/"])
+    Each real file once, whatever links lead to it: `find_images(["cat.png", "photos/"])`
     """
-    found: dict[Path, None] = {}  # ordered, and an image named twice is meant once
+    found: dict[str, Path] = {}  # ordered, and an image named twice is meant once
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
         if path.is_file():
-            found[path] = None
+            found.setdefault(os.path.realpath(path), path)
         elif path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if is_image_name(p) and p.is_file())
+            inside = images_below(path)
             if not inside:
                 raise DataError(f"{path}: no image in this folder; looked for {' '.join(SUFFIXES)}")
-            found.update(dict.fromkeys(inside))
+            for image in inside:
+                found.setdefault(os.path.realpath(image), image)
         else:
             raise DataError(f"{path}: no such file or folder")
-    return list(found)
+    return list(found.values())
+
+
+def images_below(root: Path) -> list[Path]:
+    """The images in a folder and below it, sorted; each real file once, whatever links lead to it.
+
+    Links to folders are followed, but never back to a folder in which they lie themselves.
+    """
+    found: dict[str, Path] = {}
+    folders, links = [root], list[Path]()
+    seen = set[str]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)  # links last: a file's own name is better than another's
+        here = os.path.realpath(folder)
+        if here in seen:
+            continue
+        seen.add(here)
+        for entry in _entries(folder):
+            path, link = folder / entry.name, entry.is_symlink()  # only of links is the disk asked once more
+            real = os.path.realpath(path) if link else os.path.join(here, entry.name)
+            if os.path.isdir(real) if link else entry.is_dir():
+                if not link:
+                    folders.append(path)
+                elif not Path(here).is_relative_to(real):
+                    links.append(path)
+            elif is_image_name(path) and (os.path.isfile(real) if link else entry.is_file()):
+                found[real] = found.get(real, path) if link else path
+    return sorted(found.values())
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from error
 
 
 def is_image_name(path: Path) -> bool:
@@ -153,18 +197,16 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         settled: dict[str, Any] = {
-            "resize": self.resize if isinstance(self.resize, int | None) else _pair("resize", self.resize),
+            "resize": self.resize if self.resize is None or _is_side(self.resize) else _pair("resize", self.resize),
             "crop": None if self.crop is None else _pair("crop", self.crop),
-            "mean": tuple(float(v) for v in self.mean),
-            "std": tuple(float(v) for v in self.std),
+            "mean": _numbers("mean", self.mean),
+            "std": _numbers("std", self.std),
         }
         for name, value in settled.items():
             object.__setattr__(self, name, value)
-        if isinstance(self.resize, int) and self.resize < 1:
-            raise OptionError(f"resize is {self.resize}; it must be a positive number of pixels")
         if self.interpolation not in _INTERPOLATIONS:
             raise OptionError(f"interpolation is {self.interpolation!r}; choose from {', '.join(_INTERPOLATIONS)}")
-        if self.channels not in _MODES:
+        if not isinstance(self.channels, str) or self.channels not in _MODES:
             raise OptionError(f"channels is {self.channels!r}; it must be one of {', '.join(_MODES)}")
         wanted = len(_MODES[self.channels])
         if len(self.mean) != wanted or len(self.std) != wanted or min(self.std) <= 0:
@@ -183,6 +225,7 @@ class Preprocess:
 
         image = image.convert(_MODES[self.channels])
         if self.resize is not None:
+            _check_enlarged(image.size, self.resize)
             image = TF.resize(image, self.resize, InterpolationMode(self.interpolation))
         if self.crop is not None:
             image = TF.center_crop(image, list(_pair("crop", self.crop)))
@@ -253,9 +296,36 @@ class Preprocess:
         return ", ".join([*steps, f"{self.channels}/255, mean {numbers[0]}, std {numbers[1]}"])
 
 
+def _check_enlarged(size: tuple[int, int], resize: int | tuple[int, int]) -> None:
+    """A strip of one pixel would be blown up beyond all memory before its centre is cut out."""
+    width, height = size
+    if isinstance(resize, int):
+        scale = resize / min(size)
+        resize = (round(height * scale), round(width * scale))
+    if resize[0] * resize[1] > max(MAX_ENLARGED, width * height):
+        raise DataError(
+            f"an image of {width} x {height} pixels would become {resize[1]} x {resize[0]} when it is resized; "
+            f"at most {MAX_ENLARGED} pixels are made. Cut it to its content first"
+        )
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
+
+
 def _pair(name: str, value: Any) -> tuple[int, int]:
-    values = (value, value) if isinstance(value, int) else tuple(value)
+    values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else ()
     values = values * 2 if len(values) == 1 else values
-    if len(values) != 2 or not all(isinstance(v, int) and v > 0 for v in values):
-        raise OptionError(f"{name} is {value!r}; it must be positive pixels: a number, or (height, width)")
+    if len(values) != 2 or not all(map(_is_side, values)):
+        raise OptionError(f"{name} is {value!r}; it must be 1 to {MAX_SIDE} pixels: a number, or (height, width)")
     return values
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    try:
+        found = tuple(float(v) for v in values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(f"{name} is {values!r}; it must be a number for each channel") from error
+    if not all(map(math.isfinite, found)):
+        raise OptionError(f"{name} is {values!r}; its numbers must be finite")
+    return found

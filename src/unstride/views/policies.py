@@ -1,7 +1,5 @@
 """Policies are data: which views of an image, in which order. `standard()` and `expanded()` are the paper's tables."""
 
-import json
-import math
 import random
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -9,13 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from unstride.errors import OptionError
+from unstride.jobs import strict
 
 Value = float | int | str | bool | None
+_BYTES = 8 << 20  # of a file: all views of `expanded`, written out, take half a megabyte
 
 
 class BudgetPair(NamedTuple):
@@ -265,13 +265,7 @@ def load(path: str | Path, seed: int = 0) -> Policy:
     Optional keys: `name`, and `seed` for the place of Cutout (default: the argument).
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise OptionError(f"cannot read policy {path}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise OptionError(f"policy {path} is not valid {path.suffix[1:] or 'JSON'}: {error}.") from error
+    data = _parsed(path)
     views = data.get("views") if isinstance(data, dict) else None
     if not isinstance(views, list) or not views or not all(isinstance(v, str) for v in views):
         raise OptionError(
@@ -288,13 +282,36 @@ def load(path: str | Path, seed: int = 0) -> Policy:
     return Policy(name, tuple(parse_view(view, seed) for view in views), seed)
 
 
+def _parsed(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _BYTES:
+            raise OptionError(f"policy {path} has {path.stat().st_size:,} bytes; at most {_BYTES:,} are read.")
+        text = path.read_text(encoding="utf-8")
+        data = strict.loads(text) if path.suffix != ".toml" else tomllib.loads(text)
+        strict.check_depth(data)
+    except OSError as error:
+        raise OptionError(f"cannot read policy {path}: {error.strerror or error}.") from error
+    except RecursionError as error:
+        raise OptionError(f"policy {path} is nested too deep; it needs a list of views, not more.") from error
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(f"policy {path} is not valid {path.suffix[1:] or 'JSON'}: {error}.") from error
+    return data
+
+
 def parse_view(text: str, seed: int = 0) -> View:
     """`parse_view("FlipLR + Rotate=10")`, `parse_view("mirror + 1.3x")`."""
     return View(tuple(parse_op(part.strip(), seed) for part in text.split(" + ")))
 
 
+_LARGEST = 1e6  # no op takes more
+
+
 def parse_op(text: str, seed: int = 0) -> Op:
     """`parse_op("Rotate=10")`; Cutout without a place (`Cutout=8@0.3,0.7`) gets the seed's."""
+    if len(text) > 200:
+        raise OptionError(f"{text[:60]!r}...: an op is written in a few letters, such as Rotate=10.")
     text = _LONG.get(text, text)
     if text.endswith("x") and text[:-1].replace(".", "", 1).isdecimal():
         text = f"Size={text[:-1]}"
@@ -307,8 +324,8 @@ def parse_op(text: str, seed: int = 0) -> Op:
             value = value if isinstance(value, bool) else (int(raw) if raw.lstrip("+-").isdigit() else float(raw))
         except ValueError:
             value = raw
-    if isinstance(value, float) and not math.isfinite(value):
-        raise OptionError(f"{text!r}: a value must be finite.")
+    if _is_number(value) and not abs(value) <= _LARGEST:  # type: ignore[arg-type]
+        raise OptionError(f"{text[:60]!r}: a value must be finite, and at most {_LARGEST:g}.")
     if not where:
         return cutout(value, seed) if name == "Cutout" and _is_number(value) else Op(name, value)
     try:
