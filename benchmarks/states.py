@@ -1,4 +1,4 @@
-"""Single states beside the plain network, before (0 .. R - 1) and after (the side that loses least): docs/results-states.md.
+"""Single states beside the plain network, before (0 .. R - 1) and after (the side that loses least).
 
 `python -m benchmarks.states --assets DIR [--pictures 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`
 
@@ -94,7 +94,7 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
     lines = [
         f"## {found.name}",
         "",
-        f"{len(labels)} pictures; plain: NLL {float(nll(plain).mean()):.3f}, top-1 {100 * float(right(plain).mean()):.1f} %.",
+        f"{len(labels)} pictures; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
         "",
         "| layer | before | own NLL | top-1 | after | own NLL | top-1 |",
         "|---|---|---|---|---|---|---|",
@@ -113,11 +113,11 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
 
 PAGE = """# Single states, before and after
 
-Of the selections s and s - R that take one phase, "before" takes the paper's, 0 to R - 1, and "after" the one that loses
-least at the layer's ops (see `StateSpace.natural`). Own NLL and top-1 (points) of a layer's states, each alone, in the
-mean, less the plain network's on the same pictures, with 95 % intervals; bold where 0 lies outside. The last rows are
-means over probabilities of {near} looks, the plain one among them: near states, and the plain network on crops moved by
-as much over the uncropped picture.
+Of the selections s and s - R that take one phase, "before" takes the paper's, 0 to R - 1, and "after" the one that
+loses least at the layer's ops (see `StateSpace.natural`). Own NLL and top-1 (points) of a layer's states, each alone,
+in the mean, less the plain network's on the same pictures, with 95 % intervals; bold where 0 lies outside. The last
+rows are means over probabilities of {near} looks, the plain one among them: near states, and the plain network on crops
+moved by as much over the uncropped picture.
 
     python -m benchmarks.states --assets DIR --pictures {pictures}
 

@@ -62,9 +62,9 @@ def kind_of(n: Node) -> str | None:
     args = dict(enumerate(n.args))
     if value is None or not isinstance(value, Tensor):
         return None
-    if name == "conv2d" or (name == "convolution" and not args[6] and value.ndim == 4):
+    if name in ("conv1d", "conv2d", "conv3d") or (name == "convolution" and not args[6]):
         return "conv" if _strided(args.get(3, n.kwargs.get("stride", 1))) else None
-    if name in ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d"):
+    if name.removesuffix("_with_indices")[:-2] in ("max_pool", "avg_pool"):
         kind = "max_pool" if "max" in name else "avg_pool"
         return kind if _strided(args.get(2, n.kwargs.get("stride")) or args[1]) else None
     if name == "slice":
@@ -93,7 +93,7 @@ def places(graph: Graph, found: Subsampling) -> dict[oracle.Place, int]:
     for shift in found.shifts:
         if shift.site is None:
             continue
-        layer = next(iter({**shift.steps[0], **shift.steps[1]}))
+        layer = next(layer for axis in shift.steps for layer in axis)
         if shift.node in nth:
             layer_of[nth[shift.node]] = layer
         else:

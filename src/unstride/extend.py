@@ -60,8 +60,8 @@ def rule(op: str) -> Callable[[Rule], Rule]:
             got = made(walk, node, value)
             if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list)):
                 raise OptionError(f"the rule for {op} returned {got!r}; wanted a position and a list of operands")
-            if isinstance(got[0], Pos) and isinstance(value, Tensor) and got[0].y.shape != value.shape:
-                here, there = tuple(got[0].y.shape), tuple(value.shape)
+            if isinstance(got[0], Pos) and isinstance(value, Tensor) and got[0].shape != value.shape:
+                here, there = tuple(got[0].shape), tuple(value.shape)
                 raise OptionError(f"the rule for {op} gave positions of shape {here} to a result of {there}: expand")
             return got
 

@@ -175,7 +175,7 @@ class Run:
         self.answered = 0  # bytes of results of the requests under way
         self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
-        zero = State.zero(depth)
+        zero = State.zero(depth, len(engine.graph.size))
         for level in range(depth + 1):
             keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
             self._level(level, keys, [zero] * n, plain=True)

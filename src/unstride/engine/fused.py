@@ -121,7 +121,7 @@ class MovedDepthwise(nn.Module):
         super().__init__()
         self.mover = mover
         stride, _, dilation, groups = args
-        self.by_start: dict[tuple[int, int], FusedConv] = {}
+        self.by_start: dict[tuple[int, ...], FusedConv] = {}
         for y, x in itertools.product(*taps):
             wider = Packing(F.pad(weight, (*x.zeros, *y.zeros)))
             where = (stride, [y.padding, x.padding], dilation, groups)
@@ -138,7 +138,7 @@ class MovedDepthwise(nn.Module):
             return None
         steps, rate = mover.shift.steps, mover.shift.site.rate
         depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
-        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1):
+        if not depthwise or mover.axes != (0, 1) or mover.mode != "constant" or mover.batch != Batch(0, 1):
             return None
         if any(list(s.values()) != [1] for s in steps) or any(layers[k - 1].rate != rate for s in steps for k in s):
             return None  # other sites of the layer may thin out more
@@ -156,7 +156,7 @@ class MovedDepthwise(nn.Module):
 
     def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
         places = x.places if isinstance(x, Rows) else tuple((x, r) for r in range(len(states)))
-        starts = [(self.mover.start(s, 0), self.mover.start(s, 1)) for s in states]
+        starts = [self.mover.start(s) for s in states]
         parts, done = [], 0
         for t, first, count in neighbours(places, starts):
             rows, conv = t.narrow(0, first, count), self.by_start.get(starts[done])

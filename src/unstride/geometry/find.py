@@ -10,7 +10,7 @@ from unstride.geometry.grids import Grid
 from unstride.geometry.groups import Groups
 from unstride.geometry.layers import LeftOut, Shift, Subsampling, SubsamplingLayer, module_path
 from unstride.geometry.natural import natural_sides
-from unstride.geometry.positions import Site, Trace, has_axis
+from unstride.geometry.positions import Lost, Pos, Site, Trace
 from unstride.geometry.sites import Sites
 from unstride.geometry.walk import walk
 from unstride.graph.capture import Graph
@@ -40,7 +40,7 @@ def find_layers(graph: Graph, trace: Trace | None = None) -> Subsampling:
         unknown=tuple(f"{sites.name(n)}: {why}" for n, why in trace.unknown.items()),
         shifts=tuple(shifts),
         level=level,
-        paths=paths,  # type: ignore[arg-type]
+        paths=paths,
         strides=tuple(groups.weight(g) for g in chosen),
         trace=trace,
     )
@@ -88,7 +88,7 @@ def _final_maps(graph: Graph, trace: Trace) -> list[Node]:
 def _placed(trace: Trace, n: Node) -> bool:
     p = trace.pos.get(n)
     parts = p if isinstance(p, list) else [p]
-    return any(has_axis(q, 0) or has_axis(q, 1) for q in parts)
+    return any(isinstance(q, Pos | Lost) for q in parts)
 
 
 # ---------------------------------------------------------------- what the engine needs
@@ -98,7 +98,9 @@ def _moved(groups: Groups, index: dict[int, int]) -> Iterator[Shift]:
         k = index.get(groups.find(i))
         if k is not None and i not in groups.pinned:
             steps = tuple({k: 1} if r > 1 else {} for r in s.rate)
-            yield Shift(s.node, s.operand, steps, groups.sites.grid(s.operand), s)  # type: ignore[arg-type]
+            grid = groups.sites.grid(s.operand)
+            assert grid is not None  # or it would not be usable
+            yield Shift(s.node, s.operand, steps, grid, s)
 
 
 def _following(groups: Groups, index: dict[int, int]) -> Iterator[Shift]:
@@ -108,17 +110,17 @@ def _following(groups: Groups, index: dict[int, int]) -> Iterator[Shift]:
         assert grid is not None
         steps = tuple(
             {index[g]: round(groups.weight(g)[a] / grid.spacing[a]) for g in map(groups.find, axes[a]) if g in index}
-            for a in (0, 1)
+            for a in range(groups.axes)
         )
         if any(steps):
-            yield Shift(n, source, steps, grid)  # type: ignore[arg-type]
+            yield Shift(n, source, steps, grid)
 
 
 def _levels(graph: Graph, shifts: list[Shift]) -> dict[Node, int]:
     """The last layer that each value depends on."""
     own: dict[Node, int] = defaultdict(int)
     for s in shifts:
-        own[s.node] = max(own[s.node], *s.steps[0], *s.steps[1], 0)
+        own[s.node] = max([own[s.node], *(layer for axis in s.steps for layer in axis)])
     level: dict[Node, int] = {}
     for n in graph.fx.nodes:
         level[n] = max([own[n], *(level[i] for i in n.all_input_nodes)], default=0)
@@ -139,14 +141,15 @@ def _behind(graph: Graph, trace: Trace, level: dict[Node, int], layers: int) -> 
 
 def _layer(groups: Groups, k: int, members: list[int], cost: float) -> SubsamplingLayer:
     sites = [groups.sites.all[i] for i in members]
-    rate = tuple(max(s.rate[a] for s in sites) for a in (0, 1))
+    axes = range(groups.axes)
+    rate = tuple(max(s.rate[a] for s in sites) for a in axes)
     weight = groups.weight(groups.find(members[0]))
-    stride = tuple(round(weight[a] * rate[a]) if weight[a] else 1 for a in (0, 1))
-    size = next((g.size for s in sites if (g := _after(groups.sites, s)) is not None), (0, 0))
+    stride = tuple(round(weight[a] * rate[a]) if weight[a] else 1 for a in axes)
+    size = next((g.size for s in sites if (g := _after(groups.sites, s)) is not None), (0,) * groups.axes)
     ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
     cells = [g.size for s in sites if (g := groups.sites.grid(s.operand)) is not None]
     sides = natural_sides(sites, rate, cells)
-    return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)  # type: ignore[arg-type]
+    return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)
 
 
 def _after(sites: Sites, s: Site) -> Grid | None:
@@ -155,4 +158,4 @@ def _after(sites: Sites, s: Site) -> Grid | None:
         return sites.grid(s.node)
     operand = sites.grid(s.operand)
     assert operand is not None
-    return replace(operand, size=(-(-operand.size[0] // s.rate[0]), -(-operand.size[1] // s.rate[1])))
+    return replace(operand, size=tuple(-(-n // r) for n, r in zip(operand.size, s.rate, strict=True)))

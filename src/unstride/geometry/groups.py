@@ -33,6 +33,8 @@ class Groups:
 
     def __init__(self, graph: Graph, trace: Trace, sites: Sites) -> None:
         self.graph, self.trace, self.sites = graph, trace, sites
+        self.axes = len(graph.size)
+        self._none = (frozenset[int](),) * self.axes
         self.pinned: dict[int, str] = {}
         self._joined = _Joined(len(sites.all))
         while not self._settle():
@@ -50,22 +52,22 @@ class Groups:
                 out[self.find(i)].append(i)
         return out
 
-    def weight(self, g: int) -> tuple[float, float]:
+    def weight(self, g: int) -> tuple[float, ...]:
         """Cell size of a group's input, per axis; 0 where it does not subsample that axis."""
-        out = [0.0, 0.0]
+        out = [0.0] * self.axes
         for i, s in enumerate(self.sites.all):
             if i not in self.pinned and self.find(i) == g:
-                for a in (0, 1):
+                for a in range(self.axes):
                     if s.rate[a] > 1:
                         out[a] = self.sites.cell(s, a)
-        return out[0], out[1]
+        return tuple(out)
 
     def _settle(self) -> bool:
         """One pass over the graph: True when nothing was joined or pinned, so that paths and follows are final."""
-        self.path: dict[Node, tuple[frozenset[int], frozenset[int]]] = {}
-        self.follow: dict[tuple[Node, Node], tuple[set[int], set[int]]] = {}
+        self.path: dict[Node, tuple[frozenset[int], ...]] = {}
+        self.follow: dict[tuple[Node, Node], tuple[set[int], ...]] = {}
         # sites whose thinning still holds, per axis: an upsampled map has moved with a site, but is not thin any more
-        self.live: dict[Node, tuple[frozenset[int], frozenset[int]]] = {}
+        self.live: dict[Node, tuple[frozenset[int], ...]] = {}
         changed = False
         for i, s in enumerate(self.sites.all):  # x[:, :, ::2, ::2] is two slices and one layer
             for j in self.sites.at[s.operand]:
@@ -76,8 +78,8 @@ class Groups:
             if n.op == "output":
                 continue
             paths, live = [], []
-            for a in (0, 1):
-                sources = self.trace.sources.get(n, ([], []))[a]
+            for a in range(self.axes):
+                sources = self.trace.sources.get(n, ([],) * self.axes)[a]
                 incoming = {source: self._incoming(n, source, a) for source in sources}
                 joined = self._join(n, a, incoming)
                 if joined is None:
@@ -86,12 +88,11 @@ class Groups:
                 changed |= did
                 paths.append(merged)
                 live.append(self._live(n, sources, a))
-            self.path[n] = (paths[0], paths[1])
-            self.live[n] = (live[0], live[1])
+            self.path[n], self.live[n] = tuple(paths), tuple(live)
         return not changed
 
     def _incoming(self, n: Node, source: Node, a: int) -> frozenset[int]:
-        path = self.path.get(source, (frozenset(), frozenset()))[a]
+        path = self.path.get(source, self._none)[a]
         return frozenset(self.find(i) for i in path | self._here(n, source, a))
 
     def _here(self, n: Node, source: Node, a: int) -> frozenset[int]:
@@ -106,7 +107,7 @@ class Groups:
         cell = grid.spacing[a] if grid is not None else 0.0
         found: set[int] = set()
         for source in sources:
-            found |= self.live.get(source, (frozenset(), frozenset()))[a] | self._here(n, source, a)
+            found |= self.live.get(source, self._none)[a] | self._here(n, source, a)
         if not cell:
             return frozenset(found)
         return frozenset(i for i in found if self._made(i, a) <= cell * (1 + CLOSE))
@@ -143,14 +144,14 @@ class Groups:
                     if self.find(i) in missing and i not in self.pinned:
                         self.pinned[i] = f"meets another grid at {self.sites.name(n)}, which {reason}"
                 return None
-            self.follow.setdefault((n, source), (set(), set()))[a].update(missing)
+            self.follow.setdefault((n, source), tuple(set() for _ in self._none))[a].update(missing)
         return union, changed
 
     def _key(self, n: Node, source: Node, g: int, a: int) -> tuple[float, int, bool, int]:
         """What must agree for two groups to be one layer: spacing, rate, and whether the map is still as thin."""
         g = self.find(g)
         site = next(s for i, s in enumerate(self.sites.all) if self.find(i) == g and s.rate[a] > 1)
-        live = self.live.get(source, (frozenset(), frozenset()))[a] | self._here(n, source, a)
+        live = self.live.get(source, self._none)[a] | self._here(n, source, a)
         popped = g not in {self.find(i) for i in live}
         return round(self.sites.cell(site, a), 3), site.rate[a], popped, g
 
@@ -161,6 +162,8 @@ class Groups:
         grid = self.sites.grid(source)
         if grid is None:
             return "is not a plain grid and cannot be moved along"
+        if grid.dims[a] == self.sites.rows(source):
+            return "has cells of one image as rows of the batch and cannot be moved along"
         for g in missing:
             cells = self.weight(g)[a] / grid.spacing[a] if grid.spacing[a] else 0.5
             if abs(cells - round(cells)) > CLOSE or round(cells) < 1:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from unstride.errors import NothingToSubsample
-from unstride.geometry.grids import Grid, grid_at
+from unstride.geometry.grids import Grid, by, grid_at
 from unstride.geometry.positions import Pos, Site, Trace
 from unstride.geometry.states import Sides, StateSpace
 from unstride.graph.capture import Graph
@@ -20,18 +20,19 @@ class SubsamplingLayer:
     """
 
     index: int
-    rate: tuple[int, int]
+    rate: tuple[int, ...]
     ops: tuple[tuple[str, str], ...]  # (module path, kind)
-    stride: tuple[int, int]  # cumulative, after this layer
-    map: tuple[int, int]
+    stride: tuple[int, ...]  # cumulative, after this layer
+    map: tuple[int, ...]
     cost: float
     sides: Sides
 
     def __str__(self) -> str:
         ops = " + ".join(path for path, _ in self.ops)
+        stride = by(self.stride if len({*self.stride}) > 1 else self.stride[:1])
         return (
-            f"{self.index}: x{self.rate[0]}x{self.rate[1]}  {ops}  (stride {self.stride[0]}, "
-            f"{self.map[0]}x{self.map[1]} cells, one more state costs {self.cost:.0%}{self._side()})"
+            f"{self.index}: x{by(self.rate)}  {ops}  (stride {stride}, "
+            f"{by(self.map)} cells, one more state costs {self.cost:.0%}{self._side()})"
         )
 
     def _side(self) -> str:
@@ -55,7 +56,7 @@ class Shift:
 
     node: Node
     operand: Node
-    steps: tuple[dict[int, int], dict[int, int]]
+    steps: tuple[dict[int, int], ...]  # per axis
     grid: Grid
     site: Site | None = None
 
@@ -69,8 +70,8 @@ class Subsampling:
     unknown: tuple[str, ...]
     shifts: tuple[Shift, ...]
     level: dict[Node, int]
-    paths: dict[Node, tuple[frozenset[int], frozenset[int]]]  # layers that have moved a value, per axis
-    strides: tuple[tuple[float, float], ...]  # cell size before each layer, in pixels
+    paths: dict[Node, tuple[frozenset[int], ...]]  # layers that have moved a value, per axis
+    strides: tuple[tuple[float, ...], ...]  # cell size before each layer, in pixels
     trace: Trace = field(repr=False)
 
     @property

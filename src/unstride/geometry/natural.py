@@ -70,11 +70,12 @@ def natural_sides(sites: Sequence[Site], rate: Sequence[int], sizes: Sequence[Se
 
 def _reading(s: Site, a: int, cells: int) -> _Reading:
     if s.windows is not None:
-        w = s.windows[a]
+        d = next(d for d in range(len(s.windows)) if s.axis(d) == a)
+        w = s.windows[d]
         before, beyond, far = w.start, w.end, w.far
         pad = padded(s.operand)
         if pad is not None and pad.mode == "constant":  # "same" padding as TF does it: a pad, then an op without any
-            low, high = pad.sides[a]
+            low, high = pad.sides[d]
             before, beyond, far = before + low, beyond + high, far + high
         return _Reading(before, beyond, max(before, far, 0))
     if s.kind == "slice":

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from dataclasses import replace
 
+import torch
+from torch import Tensor
 from torch.fx import Node
 
 from unstride.geometry.grids import Grid, grid_at
@@ -59,7 +61,7 @@ class Sites:
         found: list[Site] = []
 
         def back(node: Node, seen: int) -> None:
-            for source in dict.fromkeys([*self.trace.sources[node][0], *self.trace.sources[node][1]]):
+            for source in dict.fromkeys(n for axis in self.trace.sources[node] for n in axis):
                 grid = self.grid(source)
                 if grid is None and seen < 32 and source.op == "call_function":
                     if self.left.get(self.name(source)) == _NO_RULE:  # a part of this merging (rows, then columns)
@@ -67,7 +69,7 @@ class Sites:
                     back(source, seen + 1)
                 elif grid is not None:
                     ratio = [o / g if g else 1.0 for o, g in zip(out.spacing, grid.spacing, strict=True)]
-                    rate = (max(round(ratio[0]), 1), max(round(ratio[1]), 1))
+                    rate = tuple(max(round(r), 1) for r in ratio)
                     if max(ratio) < 1.5:  # as fine as before: branches that lie a little apart
                         continue
                     if all(abs(r - k) < CLOSE * r or r < 1.5 for r, k in zip(ratio, rate, strict=True)):
@@ -91,7 +93,17 @@ class Sites:
 
     def _usable(self, s: Site) -> bool:
         grid = self.grid(s.operand)
-        if grid is not None and (s.windows is None or (not grid.tokens and {*grid.dims} <= {2, 3, None})):
-            return True
-        self.left[self.name(s.node)] = "its input is not a plain map of the image (windows or mixed positions)"
-        return False
+        if grid is None or (s.windows is not None and (grid.tokens or not {*grid.dims} <= {*range(2, 5), None})):
+            self.left[self.name(s.node)] = "its input is not a plain map of the image (windows or mixed positions)"
+            return False
+        if any(r > 1 and grid.dims[a] == self.rows(s.operand) for a, r in enumerate(s.rate)):
+            self.left[self.name(s.node)] = "its input has cells of one image as rows of the batch"
+            return False
+        return True
+
+    @staticmethod
+    def rows(n: Node) -> int | None:
+        """The dimension of a value that counts images, or cells of images besides."""
+        value = n.meta.get("val")
+        sizes = value.shape if isinstance(value, Tensor) else ()
+        return next((d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt)), None)

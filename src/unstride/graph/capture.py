@@ -37,7 +37,7 @@ class Graph:
     constants: dict[str, Tensor]
     leaves: tuple[Any, ...]  # output leaves: nodes, or plain Python values
     out_spec: pytree.TreeSpec
-    size: tuple[int, int]
+    size: tuple[int, ...]  # (H, W) of images, (D, H, W) of volumes and clips, (L,) of signals
     channels: int
     dtype: torch.dtype
     device: torch.device
@@ -77,24 +77,38 @@ class Graph:
         return pytree.tree_unflatten(leaves, self.out_spec)
 
     def __repr__(self) -> str:
-        h, w = self.size
-        return f"Graph({len(self.nodes)} ops, image (B, {self.channels}, {h}, {w}), {len(self.leaves)} output(s))"
+        shape = ", ".join(map(str, (self.channels, *self.size)))
+        return f"Graph({len(self.nodes)} ops, image (B, {shape}), {len(self.leaves)} output(s))"
 
 
-def check_images(images: Any, what: str = "images") -> Tensor:
-    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError."""
+SHAPES = {1: "(B, C, L)", 2: "(B, C, H, W)", 3: "(B, C, D, H, W)"}
+_CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+def wanted_axes(model: nn.Module) -> int:
+    """How many spatial axes a model's input has, by its first convolution: images, where that cannot be said."""
+    return next((axes for m in model.modules() for kind, axes in _CONVS.items() if isinstance(m, kind)), 2)
+
+
+def check_images(images: Any, what: str = "images", axes: int | None = None) -> Tensor:
+    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError.
+
+    `axes`: of what the model wants, see `wanted_axes`. Volumes (B, C, D, H, W) and signals (B, C, L) are taken as well;
+    only what has fewer dimensions than it should is taken for a forgotten batch. Without it, any of these.
+    """
+    shape = SHAPES[axes or 2]
     if not isinstance(images, Tensor):
-        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor (B, C, H, W)")
-    if images.ndim != 4:
+        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor {shape}")
+    if not (3 if axes is None else 2 + axes) <= images.ndim <= 5:
+        one = shape.replace("B, ", "")
         raise InputError(
-            f"{what}: got shape {tuple(images.shape)}, wanted (B, C, H, W); "
-            "for one image (C, H, W) pass image.unsqueeze(0)"
+            f"{what}: got shape {tuple(images.shape)}, wanted {shape}; for one image {one} pass image.unsqueeze(0)"
         )
     if not images.is_floating_point():
         raise InputError(
             f"{what}: got dtype {images.dtype}, wanted floating point: apply the model's preprocessing first"
         )
-    if images.shape[0] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
+    if min(images.shape[0], *images.shape[2:]) < 1:
         raise InputError(f"{what}: got shape {tuple(images.shape)}, wanted at least one image and one pixel")
     return images
 
@@ -106,7 +120,7 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
-    check_images(example, "example")
+    check_images(example, "example", wanted_axes(model))
     with torch.inference_mode(False), torch.no_grad():
         net = twin(unwrapped(model))
         example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels
@@ -226,7 +240,7 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
         constants=constants,
         leaves=leaves,
         out_spec=out_spec,
-        size=(int(pair.shape[2]), int(pair.shape[3])),
+        size=tuple(int(n) for n in pair.shape[2:]),
         channels=int(pair.shape[1]),
         dtype=pair.dtype,
         device=pair.device,

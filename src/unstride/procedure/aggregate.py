@@ -53,7 +53,7 @@ class WeightedMean:
             self.weight[images].add_(scale)
         else:
             add_aligned(self.total[images], f * scale, offset)
-            inside = coverage((f.shape[2], f.shape[3]), offset, f) if self.border == "renormalise" else 1.0
+            inside = coverage(f.shape[2:], offset, f) if self.border == "renormalise" else 1.0
             self.weight[images].add_(inside * scale)
 
     def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
@@ -64,7 +64,7 @@ class WeightedMean:
         f = f.float()
         inside: float | Tensor = 1.0
         if offset is not None and self.border == "renormalise":
-            inside = coverage((f.shape[2], f.shape[3]), offset, f)
+            inside = coverage(f.shape[2:], offset, f)
             f = align_covered(f, offset)
         elif offset is not None:
             f = align(f, offset)
@@ -87,9 +87,9 @@ class Maximum:
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 4:
+        if offset is not None and f.ndim > 2:
             if self.border == "renormalise":
-                inside = coverage((f.shape[2], f.shape[3]), offset, f) > 0
+                inside = coverage(f.shape[2:], offset, f) > 0
                 f = align_covered(f, offset).masked_fill(~inside, -math.inf)
             else:
                 f = align(f, offset)
@@ -172,7 +172,7 @@ class Attended:
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 4:
+        if offset is not None and f.ndim > 2:
             f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
         for i, own, pair in zip(range(self.count)[images], f, self.attention.project(f), strict=True):
             self.maps[i].append(own)

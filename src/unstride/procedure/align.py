@@ -72,13 +72,13 @@ def align(f: Tensor, offset: Offset) -> Tensor:
     return out
 
 
-def coverage(size: tuple[int, int], offset: Offset, like: Tensor) -> Tensor:
+def coverage(size: Sequence[int], offset: Offset, like: Tensor) -> Tensor:
     """How much of each cell (1, H, W) of the aligned map comes from inside the state's own map, from 0 to 1."""
-    make = _small_coverage if size[0] * size[1] <= 4096 else _coverage
-    return make(size, offset, like.dtype, like.device)
+    make = _small_coverage if math.prod(size) <= 4096 else _coverage
+    return make(tuple(size), offset, like.dtype, like.device)
 
 
-def _coverage(size: tuple[int, int], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _coverage(size: tuple[int, ...], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # what is kept must be usable in a fit, too
         out = torch.zeros((1, *size), dtype=dtype, device=device)
         add_aligned(out, torch.ones_like(out), offset)
@@ -92,32 +92,35 @@ def align_covered(f: Tensor, offset: Offset) -> Tensor:
     """Align maps and divide by their coverage: at the border the nearest cell goes on."""
     if offset.still:
         return f
-    part = coverage((f.shape[-2], f.shape[-1]), offset, f)
+    part = coverage(f.shape[-len(offset.cells) :], offset, f)
     return align(f, offset).div_(part.clamp(min=1e-12))
 
 
 def to_map(value: Tensor, grid: Grid) -> Tensor:
     """A value on a grid -> (B, C, H, W), whatever its own layout (channels last, tokens)."""
+    axes = len(grid.size)
     if grid.tokens:
-        d = grid.dims[0]
-        assert d is not None
-        value = value.unflatten(d, grid.size)
-        dims = (d, d + 1)
-    else:
-        dims = tuple(range(value.ndim))[-2:] if None in grid.dims else grid.dims  # type: ignore[assignment]
-    value = value.movedim(dims, (-2, -1))
-    return value.flatten(1, -3) if value.ndim != 4 else value
+        value = value.unflatten(grid.dim, grid.size)
+    value = value.movedim(_dims(value.ndim, grid), tuple(range(-axes, 0)))
+    return value.flatten(1, -axes - 1) if value.ndim != 2 + axes else value
 
 
 def from_map(maps: Tensor, like: Tensor, grid: Grid) -> Tensor:
     """The inverse of `to_map`: (B, C, H, W) -> the layout of `like` (its batch may differ)."""
+    axes = len(grid.size)
+    shape = list(like.shape)
     if grid.tokens:
-        d = grid.dims[0]
-        assert d is not None
-        inner = [s for i, s in enumerate(like.shape) if i not in (0, d)]
-        value = maps.reshape(maps.shape[0], *inner, *grid.size).movedim((-2, -1), (d, d + 1))
-        return value.flatten(d, d + 1)
-    dims = (like.ndim - 2, like.ndim - 1) if None in grid.dims else grid.dims
-    inner = [s for i, s in enumerate(like.shape) if i != 0 and i not in dims]
-    size = [like.shape[d] for d in dims]  # type: ignore[index]
-    return maps.reshape(maps.shape[0], *inner, *size).movedim((-2, -1), dims)  # type: ignore[arg-type]
+        shape[grid.dim : grid.dim + 1] = grid.size
+    dims = _dims(len(shape), grid)
+    inner = [s for i, s in enumerate(shape) if i != 0 and i not in dims]
+    value = maps.reshape(maps.shape[0], *inner, *(shape[d] for d in dims)).movedim(tuple(range(-axes, 0)), dims)
+    return value.flatten(grid.dim, grid.dim + axes - 1) if grid.tokens else value
+
+
+def _dims(ndim: int, grid: Grid) -> tuple[int, ...]:
+    """Where the axes of a value lie; a grid with an axis of a single cell is a map as torch has them."""
+    axes = len(grid.size)
+    if grid.tokens:
+        return tuple(range(grid.dim, grid.dim + axes))
+    there = tuple(d for d in grid.dims if d is not None)
+    return there if len(there) == axes else tuple(range(ndim)[-axes:])

@@ -96,7 +96,7 @@ def visited_states(plan: Plan, options: Options, r: ImageRun) -> list[Any]:
 def searched_prediction(plan: Plan, options: Options, r: ImageRun, macs: int, final: Tensor) -> Prediction:
     visited = visited_states(plan, options, r)
     shape = final.shape[1:]
-    shifts = [moved(plan, s, (shape[0], shape[1])) if len(shape) == 2 else (0, 0) for s in visited]
+    shifts = [moved(plan, s, shape) for s in visited]
     agreement, mutual = compare_states(r.logits, final, shifts)
     total = sum(r.weights) or 1.0
     states = tuple(
@@ -126,7 +126,7 @@ def looked_predictions(looked: Looked, final: Tensor) -> list[Prediction]:
     return out
 
 
-def cropped_prediction(p: Prediction, crop: tuple[float, float]) -> Prediction:
+def cropped_prediction(p: Prediction, crop: tuple[float, ...]) -> Prediction:
     states = tuple(replace(v, logits=cropped(v.logits, crop)) for v in p.states)
     maps = {name: cropped(getattr(p, name), crop) for name in ("logits", "plain", "spread")}
     return replace(p, states=states, **maps)

@@ -21,7 +21,7 @@ from unstride.procedure.temperature import match_temperature
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
 
-Crop = tuple[float, float] | None
+Crop = tuple[float, ...] | None
 Fit = Callable[[Tensor], tuple[Tensor, Plan, Crop]]
 
 
@@ -223,7 +223,8 @@ class Batch:
                 yield (state,), target.finish(value)
         elif found:
             logits = cropped(_mean_map(plan, found), self.crop)
-            yield tuple(s for s, _ in found), back(view, logits, plain.plan.graph.size, plain.out_size)
+            height, width = plain.plan.graph.size  # views are of pictures
+            yield tuple(s for s, _ in found), back(view, logits, (height, width), plain.out_size)
 
     @property
     def out_size(self) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
 from unstride.errors import InputError, ModelRaised
 from unstride.geometry.find import find_layers
-from unstride.graph.capture import calling, capture, check_images
+from unstride.geometry.grids import by
+from unstride.graph.capture import calling, capture, check_images, wanted_axes
 from unstride.graph.optimise import channels_last, optimise
 from unstride.graph.snapshot import Snapshot
 from unstride.graph.twin import evaluating
@@ -26,8 +27,8 @@ from unstride.procedure.prediction import cropped
 from unstride.procedure.tasks import Plan, make_plan
 
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
-Key = tuple[int, int, int, torch.dtype, torch.device]
-Crop = tuple[float, float] | None
+Key = tuple[Any, ...]  # channels and size, dtype, device
+Crop = tuple[float, ...] | None
 Setup = tuple[str, str | None, int | None, bool | str]  # task, space, max_bytes, optimise: what a plan depends on
 T = TypeVar("T")
 
@@ -45,8 +46,8 @@ class Plans(dict[Key, Plan]):
 
     def of(self, images: Tensor) -> Plan:
         """The plan for images of this size, dtype and device."""
-        check_images(images)
-        key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
+        check_images(images, axes=wanted_axes(self.model))
+        key = (*images.shape[1:], images.dtype, images.device)
         self._refresh()
         plan = self.get(key)
         if plan is None:
@@ -81,9 +82,9 @@ class Plans(dict[Key, Plan]):
             try:
                 return call(padded), padded, crop
             except ModelRaised:
-                (h, w), (ph, pw) = images.shape[2:], padded.shape[2:]
                 raise InputError(
-                    f"the model does not take images of {h}x{w} ({error}); padding to {ph}x{pw} did not help: "
+                    f"the model does not take images of {by(images.shape[2:])} ({error}); padding to "
+                    f"{by(padded.shape[2:])} did not help: "
                     "resize or pad them to a size the model accepts"
                 ) from error
 
@@ -128,10 +129,11 @@ class Plans(dict[Key, Plan]):
 
 
 def _padded(images: Tensor) -> tuple[Tensor, Crop]:
-    """Images padded to a multiple of 32, and the share of height and width that is theirs; None if that is all."""
-    h, w = images.shape[2:]
-    ph, pw = (-h) % MULTIPLE, (-w) % MULTIPLE
-    if ph == 0 and pw == 0:
+    """Images padded to a multiple of 32, and the share of each axis that is theirs; None if that is all."""
+    size = images.shape[2:]
+    more = [-n % MULTIPLE for n in size]
+    if not any(more):
         return images, None
-    padded = F.pad(images, (0, pw, 0, ph), mode="replicate" if min(h, w) > 1 else "constant")
-    return padded, (h / (h + ph), w / (w + pw))
+    sides = [side for k in reversed(more) for side in (0, k)]
+    padded = F.pad(images, sides, mode="replicate" if min(size) > 1 else "constant")
+    return padded, tuple(n / (n + k) for n, k in zip(size, more, strict=True))

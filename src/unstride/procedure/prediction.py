@@ -114,8 +114,10 @@ def _entropy(p: Tensor) -> Tensor:
     return -(p * p.clamp(min=1e-12).log()).sum(0)
 
 
-def cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
+def cropped(leaf: Any, crop: Sequence[float] | None) -> Any:
     """Cut the part of a map (.., H, W) that belongs to the image off the padding."""
-    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < 2:
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < len(crop):
         return leaf
-    return leaf[..., : round(leaf.shape[-2] * crop[0]), : round(leaf.shape[-1] * crop[1])]
+    size = leaf.shape[-len(crop) :]
+    kept: Any = (..., *(slice(round(n * share)) for n, share in zip(size, crop, strict=True)))
+    return leaf[kept]

@@ -119,7 +119,7 @@ def _accumulator(plan: Plan, target: Target, options: Options, count: int) -> Ac
                 "stitched map is finer; use align=True, or a model that returns the logits alone"
             )
         out = plan.found.trace.shapes[target.leaf]
-        return Stitched(target, (out[2], out[3]), count)
+        return Stitched(target, tuple(out[2:]), count)
     if options.aggregate == "attention" and target is plan.targets[0]:
         assert options.attention is not None
         return Attended(options.attention, count, options.border)

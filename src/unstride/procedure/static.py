@@ -1,6 +1,7 @@
 """A chosen set of states as one module of constant shape: no search, no Python objects, so that it can be exported."""
 
 import copy
+import math
 from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from unstride.engine.movers import MovedAvgPool, Mover
+from unstride.engine.movers import AVG_POOL, MovedAvgPool, Mover
 from unstride.engine.segments import Builder, Cutter
 from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
@@ -29,22 +30,21 @@ class StaticMove(nn.Module):
 
     def __init__(self, mover: Mover, state: State) -> None:
         super().__init__()
-        self.start = (mover.start(state, 0), mover.start(state, 1))
+        self.start = mover.start(state)
         self.fill, self.mode, self.reach, self.dims = mover.fill, mover.mode, mover.reach, mover.dims
         self.tokens = mover.shift.grid if mover.shift.grid.tokens and mover.windows is None else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tokens is None:
             return self._move(x, self.dims)
-        d, grid = self.dims[0], self.tokens
-        assert d is not None
+        d, grid = self.tokens.dim, self.tokens
+        last = d + len(grid.size) - 1
         body = x.narrow(d, grid.prefix, x.shape[d] - grid.prefix).unflatten(d, grid.size)
-        body = self._move(body, (d, d + 1)).flatten(d, d + 1)
+        body = self._move(body, range(d, last + 1)).flatten(d, last)
         return torch.cat([x.narrow(d, 0, grid.prefix), body], d) if grid.prefix else body
 
-    def _move(self, x: Tensor, dims: tuple[int | None, int | None]) -> Tensor:
-        for a in (0, 1):
-            d = dims[a]
+    def _move(self, x: Tensor, dims: Sequence[int | None]) -> Tensor:
+        for a, d in enumerate(dims):
             if d is None:
                 continue
             extent = int(x.shape[d])
@@ -65,17 +65,14 @@ class StaticAvgPool(nn.Module):
 
     def __init__(self, pool: MovedAvgPool, state: State) -> None:
         super().__init__()
-        self.size, self.stride, self.area = pool.size, pool.stride, pool.size[0] * pool.size[1]
-        self.scale = pool.scale * self.area
-        divide = None
-        if pool.counts is not None:
-            rows, columns = (pool.counted(a, state) for a in (0, 1))
-            divide = rows[:, None] * columns[None, :]
+        self.size, self.stride, self.area, self.scale = pool.size, pool.stride, math.prod(pool.size), pool.scale
+        divide = pool.counted(state) if pool.counts is not None else None
         self.divide: Tensor | None
         self.register_buffer("divide", divide, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = F.avg_pool2d(x, self.size, self.stride)  # not divisor_override: ONNX has none, and exports ignore it
+        # not by divisor_override: ONNX has none, and exports ignore it
+        mean = AVG_POOL[len(self.size)](x, self.size, self.stride)
         return mean * self.scale if self.divide is None else mean * (self.area / self.divide.to(x))
 
 
@@ -114,12 +111,12 @@ class StaticAggregate(nn.Module):
             weight = (1.0 - entropy(moved)).unsqueeze(1)
         elif self.kind == "entropy":
             weight = (1.0 - entropy(logits)).clamp(min=1e-6).view(-1, *[1] * (m.ndim - 1))
-        if self.covered and offset is not None and m.ndim == 4:
+        if self.covered and offset is not None and m.ndim > 2:
             weight = weight * _cover(m, offset)
         return moved * weight, weight
 
     def _moved(self, m: Tensor, offset: Offset | None) -> Tensor:
-        if offset is None or m.ndim != 4:
+        if offset is None or m.ndim < 3:
             return m
         moved = _align(m, offset)
         if not self.covered:
@@ -131,7 +128,7 @@ class StaticAggregate(nn.Module):
 
 def _align(m: Tensor, offset: Offset | None) -> Tensor:
     """Align (B, C, H, W) with zeros where there is no source, by pads and sums alone."""
-    if offset is None or m.ndim != 4:
+    if offset is None or m.ndim < 3:
         return m
     size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
@@ -183,7 +180,7 @@ class _Unrolled(Builder):
             for prefix in dict.fromkeys(s.selections[:level] for s in self.all):
                 zero = not any(map(any, prefix))
                 self.env = self.envs[prefix] = self.envs[prefix[:-1]].new_child() if level else self.envs[()]  # type: ignore[assignment]
-                self.state = State(prefix + ((0, 0),) * (depth - level))
+                self.state = State(prefix + plan.found.space.zero.selections[level:])
                 for n in own:
                     if zero or n in needed:
                         self.env[n] = self._copy(n, {} if zero else self.c.moves(n))

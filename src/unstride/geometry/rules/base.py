@@ -51,21 +51,20 @@ def argument(n: Node, i: int, name: str, default: Any) -> Any:
     return n.kwargs.get(name, default)
 
 
-def pair(v: Any, default: int = 0) -> list[int]:
-    """One number or two, or none: always (along y, along x)."""
+def each(v: Any, count: int, default: int = 0) -> list[int]:
+    """One number for all dimensions that an op slides over, one for each, or none: always one for each."""
     if v is None or v == []:
-        return [default, default]
+        return [default] * count
     if isinstance(v, int):
-        return [v, v]
+        return [v] * count
     v = [int(i) for i in v]
-    return v if len(v) == 2 else [v[0], v[0]]
+    return v if len(v) == count else [v[0]] * count
 
 
 def summed(
     w: "Walk", n: Node, p: Pos, dims: Sequence[int], shape: Sequence[int] | None = None, keepdim: bool = True
 ) -> Pos | None:
     """Where a sum over `dims` lies, repeated to `shape`; a sum over neighbouring cells is noted as a merging."""
-    y, mixed_y = contract(p.y, dims, keepdim)
-    x, mixed_x = contract(p.x, dims, keepdim)
-    w.mixing(n, (mixed_y, mixed_x))
-    return settle(y, x) if shape is None else settle(y.expand(tuple(shape)), x.expand(tuple(shape)))
+    done = [contract(t, dims, keepdim) for t in p.axes]
+    w.mixing(n, [mixed for _, mixed in done])
+    return settle(*(t if shape is None else t.expand(tuple(shape)) for t, _ in done))

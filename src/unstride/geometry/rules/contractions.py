@@ -27,10 +27,10 @@ def _reduce(w: "Walk", n: Node, value: Any) -> Result:
         return None, []
     norm = op_name(n) in ("linalg_vector_norm", "norm")
     dims = argument(n, 2 if norm else 1, "dim", None)
-    dims = list(range(p.y.ndim)) if dims is None else ([dims] if isinstance(dims, int) else [int(d) for d in dims])
-    dims = [d % p.y.ndim for d in dims]
+    dims = list(range(p.ndim)) if dims is None else ([dims] if isinstance(dims, int) else [int(d) for d in dims])
+    dims = [d % p.ndim for d in dims]
     first = value[0] if isinstance(value, tuple) else value
-    pos = summed(w, n, p, dims, keepdim=first.ndim == p.y.ndim)
+    pos = summed(w, n, p, dims, keepdim=first.ndim == p.ndim)
     return ([pos] * len(value) if isinstance(value, tuple) else pos), [source]
 
 
@@ -49,10 +49,10 @@ def _matmul(w: "Walk", n: Node, value: Any) -> Result:
     pa, pb = w.pos(a), w.pos(b)
     if pb is None and value.ndim >= 2 and pa is not None:
         return summed(w, n, pa, [-1], value.shape), [a]
-    if value.ndim < 2 or (pa is not None and pa.y.ndim < 2) or (pb is not None and pb.y.ndim < 2):
+    if value.ndim < 2 or (pa is not None and pa.ndim < 2) or (pb is not None and pb.ndim < 2):
         return None, []
     out, carriers = [], []
-    for axis in (0, 1):
+    for axis in range(w.axes):
         row = blank(value.shape)
         if pa is not None and (t := _unmixed(pa, axis, [-1])) is not None:
             row = t.expand(value.shape)
@@ -62,7 +62,7 @@ def _matmul(w: "Walk", n: Node, value: Any) -> Result:
             if a not in carriers:
                 carriers.append(b)
         out.append(row)
-    return settle(out[0], out[1]), carriers
+    return settle(*out), carriers
 
 
 def _unmixed(p: Pos, axis: int, dims: list[int], keepdim: bool = True) -> Tensor | None:
@@ -94,7 +94,7 @@ def _einsum(w: "Walk", n: Node, value: Any) -> Result:
         w.trace.unknown[n] = f"einsum {equation}"
         return LOST, [o for o in operands if w.pos(o) is not None]
     out, carriers = [], []
-    for axis in (0, 1):
+    for axis in range(w.axes):
         row = blank(value.shape)
         for o, names in zip(operands, letters, strict=True):
             p = w.pos(o)
@@ -109,4 +109,4 @@ def _einsum(w: "Walk", n: Node, value: Any) -> Result:
             row = first_known(row, t.reshape(shape).expand(value.shape))
             carriers.append(o)
         out.append(row)
-    return settle(out[0], out[1]), carriers
+    return settle(*out), carriers

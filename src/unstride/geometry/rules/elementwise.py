@@ -33,8 +33,8 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
         return out
 
     first = w.pos(known[0])
-    same = len(known) == 1 and first is not None and first.y.shape == shape
-    pos = first if same else settle(axis(0), axis(1))
+    same = len(known) == 1 and first is not None and first.shape == shape
+    pos = first if same else settle(*map(axis, range(w.axes)))
     return pos, known + lost
 
 
@@ -51,7 +51,7 @@ def _same(w: "Walk", n: Node, value: Any) -> Result:
     if isinstance(value, tuple | list):
         ok = p is not None
         shapes = w.trace.shapes[n]
-        return [p if ok and s == tuple(p.y.shape) else None for s in shapes], [source]  # type: ignore[union-attr]
+        return [p if ok and s == tuple(p.shape) else None for s in shapes], [source]  # type: ignore[union-attr]
     return p, [source]
 
 

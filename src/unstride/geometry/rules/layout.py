@@ -42,10 +42,10 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
             return torch.reshape(*args, **kwargs)
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
-    y, x = run(0), run(1)
-    if isinstance(y, tuple | list):
-        return [settle(a, b) for a, b in zip(y, x, strict=True)], carriers
-    return settle(y, x), carriers
+    coords = [run(a) for a in range(w.axes)]
+    if isinstance(coords[0], tuple | list):
+        return [settle(*parts) for parts in zip(*coords, strict=True)], carriers
+    return settle(*coords), carriers
 
 
 @rule("index index_select")
@@ -70,10 +70,8 @@ def _cat(w: "Walk", n: Node, value: Any) -> Result:
     known = [p for p in places if p is not None]
     if len(known) < 2 or len(known) < len(places) or not isinstance(out, Pos):
         return out, carriers
-    lines = [(core(p.y), core(p.x)) for p in known]
-    if all(y.shape == lines[0][0].shape and torch.equal(y, lines[0][0]) for y, _ in lines) and all(
-        x.shape == lines[0][1].shape and torch.equal(x, lines[0][1]) for _, x in lines
-    ):
+    lines = [[core(t) for t in p.axes] for p in known]
+    if all(t.shape == f.shape and torch.equal(t, f) for own in lines for t, f in zip(own, lines[0], strict=True)):
         return out, carriers
     grids = [grid_of(p) for p in known]
     first = grids[0]
@@ -85,9 +83,8 @@ def _cat(w: "Walk", n: Node, value: Any) -> Result:
         far = max(float((t - parts[0]).abs().nan_to_num().amax()) for t in parts)
         return torch.stack(parts).mean(0).expand(whole.shape) if EPS < far < cell else whole
 
-    y = mean([y for y, _ in lines], first.spacing[0], out.y)
-    x = mean([x for _, x in lines], first.spacing[1], out.x)
-    return settle(y, x), carriers
+    axes = range(w.axes)
+    return settle(*(mean([own[a] for own in lines], first.spacing[a], out.axes[a]) for a in axes)), carriers
 
 
 @rule("im2col")
@@ -107,19 +104,22 @@ def _slice(w: "Walk", n: Node, value: Any) -> Result:
     out, carriers = _layout(w, n, value)
     p = w.pos(source)
     if step > 1 and p is not None:
-        rate = [1, 1]
-        for a in (0, 1):
+        rate = [1] * w.axes
+        for a in range(w.axes):
             along = p.axis(a)
             if along.shape[dim] > 1 and varies(along.select(dim, 0) - along.select(dim, 1)) is False:
                 moved = (along.select(dim, 1) - along.select(dim, 0)).abs().nan_to_num().amax()
                 if moved > EPS:
                     rate[a] = step
         if max(rate) > 1 and value.shape[dim] > 1:
-            w.trace.sites.append(Site(n, source, "slice", (rate[0], rate[1])))
+            w.trace.sites.append(Site(n, source, "slice", tuple(rate)))
     return out, carriers
 
 
-@rule("pad constant_pad_nd reflection_pad2d replication_pad2d")
+@rule(
+    """pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d
+    replication_pad1d replication_pad2d replication_pad3d"""
+)
 def _pad(w: "Walk", n: Node, value: Any) -> Result:
     source = arguments(n)[0]
     p = w.pos(source)
