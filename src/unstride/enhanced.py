@@ -20,6 +20,8 @@ from unstride.graph.twin import unwrapped
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
+from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages
 from unstride.procedure.options import Options
 from unstride.procedure.plans import Crop, Plans, Setup
@@ -182,6 +184,18 @@ class Enhanced(nn.Module):
         found = calibrate(stages, sure, costs, cost)
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
+
+    def doubts(self, pictures: Any, states: int = 5) -> str | None:
+        """Without labels: why near states look unfamiliar to this network and should be left out, or None.
+
+        Example: `print(better.doubts(images))`. A few dozen pictures are enough.
+        """
+        near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
+        said = [near._looked(source, explain=True)[0].seen for source in self._batches(pictures)]
+        if self.task != "classification":
+            raise OptionError(f"doubts are told for classification, this is {self.task}")
+        looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
+        return warn_states(looks[0], looks[1:])
 
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
