@@ -185,7 +185,7 @@ class Enhanced(nn.Module):
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
 
-    def doubts(self, pictures: Any, states: int = 5) -> str | None:
+    def doubts(self, pictures: Any, states: int = 9) -> str | None:
         """Without labels: why near states look unfamiliar to this network and should be left out, or None.
 
         Example: `print(better.doubts(images))`. A few dozen pictures are enough.
