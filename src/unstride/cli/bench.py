@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unstride.cli.options import AsJson, Budgets, ImageSize, Plot, Spec, Weights, numbers
+from unstride.cli.recipes import Asked, takes_recipe
 
 if TYPE_CHECKING:
     from unstride.proof.benching import Bench, BenchRow
@@ -17,21 +18,29 @@ def register(app: typer.Typer) -> None:
     app.command()(bench)
 
 
+@takes_recipe("budget")
 def bench(
     spec: Spec,
-    budget: Budgets = "4,10,15,30",
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
+    asked: Asked,
+    budget: Budgets = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4",
     image_size: ImageSize = None,
     weights: Weights = "none",
     learned: Annotated[bool, typer.Option("--learned", help="With the learned aggregation and criterion.")] = False,
     growth: Annotated[
-        bool, typer.Option(help="Also measure how cost grows with states (to 256), batch and image size.")
-    ] = True,
+        bool, typer.Option("--growth", help="Then also how cost grows with states (to 256), batch and image size.")
+    ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured; medians count.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Time for it (without --growth): fewer repeats, and what does not fit is said.")
+    ] = 45,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure time, work and memory against the plain forward, and against flips and crops with as many views."""
+    """Measure time, work and memory against the plain forward, and against flips and crops with as many views.
+
+    Without --budget: 4 and 10 states of the paper's search; a recipe with stages of looks is measured after each stage.
+    """
     from unstride import models
     from unstride.proof import benching
 
@@ -39,17 +48,20 @@ def bench(
         from unstride.show.style import check_target
 
         check_target(plot)
+    budgets = None if budget is None else numbers("--budget", budget)
     loaded = models.load(spec, weights=weights)
     result = benching.bench(
         loaded.model,
         loaded.example(image_size),
-        numbers("--budget", budget),
+        budgets,
         numbers("--batch", batch),
         task=loaded.task or "classification",
         learned=learned,
         growth=growth,
         repeats=repeats,
+        seconds=seconds,
         progress=not as_json or sys.stderr.isatty(),
+        **{"preprocess": loaded.preprocess, **asked.options()},
     )
     if plot is not None:
         from unstride.proof.cost import plot_bench
@@ -71,6 +83,8 @@ def _show(spec: str, result: "Bench") -> None:
     console.print(_table(f"{spec}: {result.plain_macs / 1e9:.2f} GMACs, {where}", result.rows))
     for kind, rows in result.growth.items():
         console.print(_table(f"growth with {kind}", rows))
+    for size, states in result.left_out:
+        console.print(f"left out: {states} states at batch {size}; give more --seconds")
     console.print("x: times the plain forward of the same batch, medians of turns in this run")
     console.print(
         "work: MACs of the states' prefix trie; TTA: flips and crops, as many views; memory: beyond the weights"

@@ -10,24 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unstride.cli.options import (
-    Aggregate,
-    Align,
     AsJson,
     Budgets,
-    Criterion,
     Data,
-    Layers,
     Limit,
-    Order,
     Plot,
     Seed,
     Spec,
     Split,
     Task,
     Weights,
-    given,
     numbers,
+    on_device,
 )
+from unstride.cli.recipes import Asked, takes_recipe
 
 if TYPE_CHECKING:
     from unstride.models import Loaded
@@ -40,17 +36,14 @@ def register(app: typer.Typer) -> None:
     app.command()(evaluate)
 
 
+@takes_recipe("budget")
 def evaluate(
     spec: Spec,
     data: Data,
-    budget: Budgets = "1,4,10,15",
+    asked: Asked,
+    budget: Budgets = None,
     task: Task = None,
     fitted: Annotated[Path | None, typer.Option(help="What `unstride fit` saved for this model.")] = None,
-    criterion: Criterion = None,
-    aggregate: Aggregate = None,
-    order: Order = None,
-    layers: Layers = None,
-    align: Align = None,
     flip: Annotated[bool, typer.Option("--flip", help="The same as --tta flip.")] = False,
     tta: Annotated[
         str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
@@ -73,8 +66,8 @@ def evaluate(
 ) -> None:
     """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
 
-    All budgets come from one pass, and the plain network is always measured, too. Start it again to go on after a
-    crash. Several processes:
+    All budgets (1,4,10,15 where none are given) come from one pass, and the plain network is always measured, too; a
+    recipe with stages of looks has no budgets. Start it again to go on after a crash. Several processes:
     torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
 
     Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated (under
@@ -82,8 +75,7 @@ def evaluate(
     """
     if flip and tta is not None:
         raise typer.BadParameter("--flip is --tta flip; give one of them")
-    options = given(criterion, aggregate, order, layers, align)
-    budgets = numbers("--budget", budget)
+    budgets = None if budget is None else numbers("--budget", budget)
     folder = out if out is not None else Path("runs") / _slug(spec, data)
 
     from unstride import proof, show
@@ -104,7 +96,7 @@ def evaluate(
         split=split,
         seed=seed,
         progress=True,
-        **options,
+        **asked.options(),
     )
     if int(os.environ.get("RANK", 0)) == 0:
         if plot is not None:
@@ -125,13 +117,9 @@ def _slug(spec: str, data: str) -> str:
 
 def _loaded(spec: str, weights: str, fitted: Path | None) -> "Loaded":
     """The model, on this process's GPU where there is one, with what was fitted for it."""
-    import torch
-
     from unstride import enhanced, models
 
-    loaded = models.load(spec, weights)
-    if torch.cuda.is_available():
-        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
+    loaded = on_device(models.load(spec, weights))
     if fitted is None:
         return loaded
     better = enhanced.load(fitted, loaded.model, preprocess=loaded.preprocess)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unstride.cli.options import AsJson, Data, Limit, Seed, Spec, Split, Weights
+from unstride.cli.recipes import Asked, takes_recipe
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -19,9 +20,11 @@ def register(app: typer.Typer) -> None:
     app.command()(fit)
 
 
+@takes_recipe("budget", "criterion", "aggregate")
 def fit(
     spec: Spec,
     data: Data,
+    asked: Asked,
     out: Annotated[Path, typer.Option(help="Where to save, e.g. better.safetensors.")],
     val: Annotated[
         str | None, typer.Option(help="Images to validate on, KIND:PATH; by default part of --data.")
@@ -47,7 +50,6 @@ def fit(
     """
     if limit == 1:
         raise typer.BadParameter("--limit 1: wanted at least 2, to train on and to validate on")
-    import unstride
     from unstride import data as datasets
     from unstride import models
     from unstride.errors import OptionError
@@ -61,7 +63,11 @@ def fit(
         raise OptionError(f"{spec} segments; the learned aggregation is for classification")
     images = datasets.load(data, loaded.preprocess, split, limit)
     other = None if val is None else datasets.load(val, loaded.preprocess)
-    better = unstride.enhance(loaded.model, images.tensors(0)[0][None])
+    better = asked.enhanced(loaded, images.tensors(0)[0][None])
+    if asked.recipe is not None and better.recipe.stages:
+        raise OptionError(
+            f"recipe {asked.recipe} has stages of looks; what is learned belongs to a search: take paper-learned"
+        )
     work = out.with_name(out.name + ".partial")
     options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
     options["familiar"] = not unseen

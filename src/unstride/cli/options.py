@@ -1,10 +1,14 @@
 """The options that several commands take: each defined, documented and read once; a command adds only its default."""
 
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from unstride.models import Loaded
 
 # ---------------------------------------------------------------- the model
 Spec = Annotated[
@@ -32,25 +36,12 @@ Split = Annotated[str | None, typer.Option(help="Part of --data; by default the 
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many images, spread over the whole.")]
 
 # ---------------------------------------------------------------- the procedure
-Budgets = Annotated[str, typer.Option(help="States per image, such as 4,10; 1 is the plain network.")]
-Criterion = Annotated[
-    str | None,
-    typer.Option(help="What the search follows: entropy (the usual one), displacement, random, or learned (fitted)."),
-]
-Aggregate = Annotated[
-    str | None,
-    typer.Option(help="How states are joined: entropy (the usual one), mean, max, or attention (fitted)."),
-]
-Order = Annotated[str | None, typer.Option(help="paper (the usual one), or cost: cheap late layers first.")]
-Layers = Annotated[str | None, typer.Option(help="Layers to search, such as 2-4; by default the paper's.")]
-Align = Annotated[str | None, typer.Option(help="on (the usual one), off, or stitch (segmentation).")]
+Budgets = Annotated[str | None, typer.Option(help="States per image, such as 4,10; 1 is the plain network.")]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
 
 # ---------------------------------------------------------------- what comes out
 Plot = Annotated[Path | None, typer.Option(help="Write a picture there (.png, .pdf, .svg, .jpg or .webp).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-ALIGNS: dict[str, bool | str] = {"on": True, "off": False, "stitch": "stitch"}
 
 
 def numbers(name: str, text: str) -> list[int]:
@@ -64,21 +55,10 @@ def numbers(name: str, text: str) -> list[int]:
     return found
 
 
-def given(
-    criterion: str | None = None,
-    aggregate: str | None = None,
-    order: str | None = None,
-    layers: str | None = None,
-    align: str | None = None,
-) -> dict[str, Any]:
-    """What was asked of the procedure, as `enhance` takes it; what was not asked is left to its defaults."""
-    if align is not None and align not in ALIGNS:
-        raise typer.BadParameter(f"--align is {align}; wanted {', '.join(ALIGNS)}")
-    asked = {
-        "criterion": criterion,
-        "aggregate": aggregate,
-        "order": order,
-        "layers": None if layers is None else tuple(numbers("--layers", layers)),
-        "align": None if align is None else ALIGNS[align],
-    }
-    return {name: value for name, value in asked.items() if value is not None}
+def on_device(loaded: "Loaded") -> "Loaded":
+    """The model on this process's GPU, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
+    return loaded

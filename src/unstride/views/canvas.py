@@ -6,8 +6,8 @@ Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -203,6 +203,7 @@ class Pictures:
     images: Sequence[Image.Image]
     preprocess: Preprocess
     like: Tensor | None = None  # for device and type; by default float32 on the CPU
+    made: Mapping[View, Tensor] = field(default_factory=dict)  # views that were prepared ahead
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,10 +214,13 @@ class Pictures:
         return fixed if fixed is not None else (int((x := self.preprocess(self.images[0])).shape[1]), int(x.shape[2]))
 
     def rows(self, chosen: Sequence[int]) -> Pictures:
-        return replace(self, images=[self.images[i] for i in chosen])
+        made = {view: seen[list(chosen)] for view, seen in self.made.items()}
+        return replace(self, images=[self.images[i] for i in chosen], made=made)
 
     def see(self, view: View) -> Tensor:
-        seen = torch.stack([self._see(image, view) for image in self.images])
+        seen = self.made.get(view)
+        if seen is None:
+            seen = torch.stack([self._see(image, view) for image in self.images])
         return seen if self.like is None else seen.to(self.like)
 
     def _see(self, image: Image.Image, view: View) -> Tensor:
