@@ -1,19 +1,16 @@
 """`unstride bench SPEC`: what the procedure costs on this machine."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from unstride.cli.parsing import numbers
+from unstride.cli.printing import print_table, screen
+from unstride.jobs import strict
 
-def numbers(text: str) -> list[int]:
-    """`4,10,15` -> [4, 10, 15]."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise typer.BadParameter(f"{text!r}: wanted whole numbers separated by commas, such as 4,10,15")
-    return [int(part) for part in parts]
+BATCH, SIDE = 4096, 4096  # the most that is measured
 
 
 def register(app: typer.Typer) -> None:
@@ -23,20 +20,24 @@ def register(app: typer.Typer) -> None:
         budget: Annotated[str, typer.Option(help="States per image, separated by commas.")] = "4,10,15,30",
         batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
         image_size: Annotated[
-            int | None, typer.Option(min=1, help="Height and width; by default the model's own.")
+            int | None, typer.Option(min=1, max=SIDE, help="Height and width; by default the model's own.")
         ] = None,
         weights: Annotated[
-            str, typer.Option(help="none (random, no network), default (pretrained), or a file.")
-        ] = "none",
+            str | None, typer.Option(help="default (pretrained), random, or a file. [what is here: time is the same]")
+        ] = None,
         learned: Annotated[bool, typer.Option("--learned", help="With the learned aggregation and criterion.")] = False,
         growth: Annotated[
             bool, typer.Option(help="Also measure how cost grows with states (to 256), batch and image size.")
         ] = True,
-        repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured; medians count.")] = 5,
+        repeats: Annotated[
+            int, typer.Option(min=1, max=1000, help="Times that everything is measured; medians count.")
+        ] = 5,
         plot: Annotated[Path | None, typer.Option(help="Write a picture of it there.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Measure time, work and memory against the plain forward, and against flips and crops with as many views."""
+        budgets, batches = numbers("--budget", budget), numbers("--batch", batch, BATCH)
+
         from unstride import models
         from unstride.proof import benching
 
@@ -48,8 +49,8 @@ def register(app: typer.Typer) -> None:
         result = benching.bench(
             loaded.model,
             loaded.example(image_size),
-            numbers(budget),
-            numbers(batch),
+            budgets,
+            batches,
             task=loaded.task or "classification",
             learned=learned,
             growth=growth,
@@ -58,10 +59,11 @@ def register(app: typer.Typer) -> None:
         )
         if plot is not None:
             from unstride.proof.cost import plot_bench
+            from unstride.show.style import save
 
-            plot_bench(result, spec).savefig(plot)
+            plot = save(plot_bench(result, spec), plot)
         if as_json:
-            typer.echo(json.dumps({"spec": spec, **result.to_json()}))
+            typer.echo(strict.dumps({"spec": spec, **result.to_json()}))
             return
         _print(spec, result)
         if plot is not None:
@@ -69,13 +71,12 @@ def register(app: typer.Typer) -> None:
 
 
 def _print(spec: str, result: object) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from unstride.proof.benching import Bench, BenchRow
 
     assert isinstance(result, Bench)
-    console = Console()
+    console = screen()
 
     def table(title: str, rows: tuple[BenchRow, ...]) -> None:
         full = any(row.tta is not None or row.memory is not None for row in rows)
@@ -97,7 +98,7 @@ def _print(spec: str, result: object) -> None:
                 cells.append("-" if row.tta is None else f"{row.tta:.2f}x")
                 cells.append("-" if row.memory is None else f"{row.memory:.2f}x")
             shown.add_row(*cells)
-        console.print(shown)
+        print_table(console, shown)
 
     where = f"{result.device}, {result.threads} thread{'s' * (result.threads != 1)}"
     table(f"{spec}: {result.plain_macs / 1e9:.2f} GMACs, {where}", result.rows)

@@ -1,7 +1,6 @@
 """`unstride evaluate SPEC --data KIND:PATH`: what it gains on your data, what it costs, and whether to use it."""
 
 import dataclasses
-import json
 import os
 import re
 from pathlib import Path
@@ -9,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.parsing import read_align
+from unstride.cli.parsing import MOST, SEEDS, numbers, read_align
+from unstride.cli.printing import print_table, screen
+from unstride.jobs import strict
 from unstride.proof.rows import Row
-from unstride.proof.words import advice, verdict
+from unstride.proof.words import advice, untrained, verdict
 
 PLAIN, PARTLY = 0, 3
 
@@ -54,12 +55,14 @@ def register(app: typer.Typer) -> None:
         ] = None,
         tta_method: Annotated[str, typer.Option(help="mean or max.")] = "mean",
         weights: Annotated[
-            str, typer.Option(help="none (random, no network), default (pretrained), or a file.")
-        ] = "none",
+            str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")
+        ] = "default",
         split: Annotated[str | None, typer.Option(help="Part of the data; by default the usual one.")] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="So many images, spread over the whole.")] = None,
-        batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
-        seed: Annotated[int, typer.Option(help="Of the bootstrap, the random criterion and Cutout.")] = 0,
+        batch_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="Images at once.")] = None,
+        seed: Annotated[
+            int, typer.Option(min=0, max=SEEDS, help="Of the bootstrap, the random criterion and Cutout.")
+        ] = 0,
         out: Annotated[
             Path | None,
             typer.Option(help="Folder of the rows, and of what a killed run goes on from. [runs/SPEC-KIND]"),
@@ -84,11 +87,11 @@ def register(app: typer.Typer) -> None:
             "criterion": criterion,
             "aggregate": aggregate,
             "order": order,
-            "layers": None if layers is None else tuple(_numbers("--layers", layers)),
+            "layers": None if layers is None else tuple(numbers("--layers", layers)),
             "align": None if align is None else read_align(align),
         }
         options = {name: value for name, value in asked.items() if value is not None}
-        budgets = _numbers("--budget", budget)
+        budgets = numbers("--budget", budget)
         folder = out if out is not None else Path("runs") / _slug(spec, data)
 
         from unstride import enhanced, models
@@ -119,26 +122,15 @@ def register(app: typer.Typer) -> None:
         )
         if int(os.environ.get("RANK", 0)) == 0:
             if plot is not None:
-                evaluation.plot_rows(rows).savefig(plot)
+                plot = plots.save(evaluation.plot_rows(rows), plot)
             written = {"report": report, "plot": plot}
             made = {name: str(path) for name, path in written.items() if path is not None}
             if as_json:
-                typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
+                typer.echo(strict.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
             else:
                 _show(rows, folder, made)
         # torchrun would take any other code for a crash, and start the finished run again
         raise typer.Exit(PARTLY if rows[0].errors and "TORCHELASTIC_RUN_ID" not in os.environ else PLAIN)
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    """`1,4,10` or `2-4`."""
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if match is None:
-            raise typer.BadParameter(f"{name} is {text!r}; wanted whole numbers such as 1,4,10 or 2-4")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
 
 
 def _slug(spec: str, data: str) -> str:
@@ -155,27 +147,21 @@ def _placed(loaded: Any) -> Any:
 
 
 def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a file has no edge to wrap at
+    console = screen()
     if rows[0].task == "segmentation":
-        console.print(_paper_table(rows))
-    console.print(_table(rows))
+        print_table(console, _paper_table(rows))
+    print_table(console, _table(rows))
     for row in rows:
         if not row.plain:
-            console.print(verdict(row), markup=False, highlight=False, soft_wrap=True)
-    console.print(advice(rows), markup=False, highlight=False, soft_wrap=True)
+            console.print(verdict(row), markup=False, highlight=False)
+    console.print(advice(rows), markup=False, highlight=False)
     if rows[0].errors:
         count = rows[0].errors
-        console.print(
-            f"{count:,} image{'s' * (count > 1)} could not be evaluated:", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"{count:,} image{'s' * (count > 1)} could not be evaluated:", markup=False, highlight=False)
         for name in rows[0].error_names:
-            console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {name}", markup=False, highlight=False)
     for name, path in ({"rows": str(folder / "rows.jsonl")} | made).items():
-        console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name}: {path}", markup=False, highlight=False)
 
 
 def _table(rows: list[Row]) -> Any:
@@ -207,9 +193,15 @@ def _table(rows: list[Row]) -> Any:
             "" if row.plain else f"{g['corrupted']:,}",
             f"{row.macs:.2f}x",
             "" if row.latency is None else f"{row.latency:.2f}x",
-            " ".join([*([] if row.plain else [row.verdict]), *(["(recommended)"] if row.recommended else [])]),
+            _remarks(row),
         )
     return table
+
+
+def _remarks(row: Row) -> str:
+    random = untrained(row)
+    parts = [row.verdict * (not row.plain), f"({random})" * bool(random), "(recommended)" * row.recommended]
+    return " ".join(part for part in parts if part)
 
 
 def _paper_table(rows: list[Row]) -> Any:
@@ -224,5 +216,6 @@ def _paper_table(rows: list[Row]) -> Any:
         table.add_column(head, justify="right", no_wrap=True)
     for views in dict.fromkeys(row.views for row in rows):
         cells = [f"{row.metrics['miou'] * 100:.2f}" for row in rows if row.views == views]
-        table.add_row("without" if views == 1 else "with", *cells)
+        random = f" ({untrained(rows[0])})" if untrained(rows[0]) else ""
+        table.add_row(("without" if views == 1 else "with") + random, *cells)
     return table

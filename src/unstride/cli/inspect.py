@@ -1,9 +1,11 @@
 """`unstride inspect SPEC`: what a model throws away."""
 
-import json
 from typing import Annotated
 
 import typer
+
+from unstride.cli.printing import print_table, screen
+from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -14,11 +16,11 @@ def register(app: typer.Typer) -> None:
             typer.Argument(help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function"),
         ],
         image_size: Annotated[
-            int | None, typer.Option(min=1, help="Height and width; by default the model's own.")
+            int | None, typer.Option(min=1, max=4096, help="Height and width; by default the model's own.")
         ] = None,
         weights: Annotated[
-            str, typer.Option(help="none (random, no network), default (pretrained), or a file.")
-        ] = "none",
+            str | None, typer.Option(help="default (pretrained), random, or a file. [what is here: all are alike]")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
         """Show what a model subsamples, what a state there costs, and what was left out and why."""
@@ -28,9 +30,8 @@ def register(app: typer.Typer) -> None:
         loaded = models.load(spec, weights=weights)
         report = unstride.inspect(loaded.model, loaded.example(image_size))
         if as_json:
-            typer.echo(json.dumps(report.to_json()))
+            typer.echo(strict.dumps(report.to_json()))
             return
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(
@@ -47,8 +48,8 @@ def register(app: typer.Typer) -> None:
                 f"{layer.map[0]}x{layer.map[1]}",
                 f"{layer.cost:.0%} of a forward",
             )
-        console = Console()
-        console.print(table)
+        console = screen()
+        print_table(console, table)
         if report.features is not None:
             console.print(f"features end at {report.features}; what follows is the head")
         for x in report.left_out:

@@ -1,10 +1,12 @@
 """`unstride reproduce NAME`: a table or figure of the paper, ours beside its own numbers."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from unstride.cli.printing import screen
+from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +28,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
         from unstride import paper
+        from unstride.jobs.outputs import check_folder
         from unstride.paper import render
 
         if name == "list":
@@ -43,11 +46,13 @@ def register(app: typer.Typer) -> None:
             place = paper.Root(data_root, limit)
         elif data is not None:
             place = paper.Sample(limit)
+        if out is not None:
+            check_folder(out, "--out")
         result = paper.reproduce(exhibit, place, out, progress=not as_json)
         if out is not None:
             for path in render.write(result, out):
                 typer.echo(f"wrote {path}", err=True)
-        typer.echo(json.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
+        typer.echo(strict.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -68,9 +73,8 @@ def _list(as_json: bool) -> None:
             }
         )
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(strict.dumps(found))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "shows", "data")
@@ -79,4 +83,4 @@ def _list(as_json: bool) -> None:
         less = " (MACs: none)" if row["without_data"] == "MACs" else ""
         table.add_row(str(row["name"]), f"{row['where']}: {row['title']}", needs + less)
     table.columns[0].no_wrap = True
-    Console().print(table)
+    screen().print(table)

@@ -13,9 +13,7 @@ def register(app: typer.Typer) -> None:
         spec: Annotated[
             str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
         ] = None,
-        weights: Annotated[
-            str, typer.Option(help="Of SPEC: default (pretrained), none (random), or a file.")
-        ] = "default",
+        weights: Annotated[str, typer.Option(help="Of SPEC: default (pretrained), random, or a file.")] = "default",
         port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
         host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
     ) -> None:

@@ -19,8 +19,10 @@ import dataclasses
 import hashlib
 import json
 import re
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,17 +33,20 @@ from torch import Tensor, nn
 from unstride.data import Dataset, segmentation
 from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.jobs.distributed import launched, world
 from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.jobs.outputs import check_folder
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.models.weights import place
 from unstride.proof.page import check_report, write_report
 from unstride.proof.rows import Row, append_rows, read_rows, versions
 from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
-from unstride.proof.work import BATCH, Job, place, work
+from unstride.proof.words import doubts
+from unstride.proof.work import BATCH, Job, work
 from unstride.tta import TTA
 
 
@@ -50,7 +55,7 @@ def evaluate(
     data: str | Dataset,
     budgets: Sequence[int] = (1, 4, 10, 15),
     *,
-    weights: str = "none",
+    weights: str | Path = "default",
     task: str | None = None,
     tta: str | TTA | None = None,
     tta_method: str = "mean",
@@ -75,8 +80,12 @@ def evaluate(
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
     budgets = check_budgets(budgets)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise OptionError(f"seed is {seed!r}; wanted a whole number, 0 or more")
     if report is not None:
         check_report(Path(report))
+    if out is not None:
+        check_folder(out, "out")
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
     if isinstance(model, str):
@@ -86,7 +95,12 @@ def evaluate(
         raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
     if isinstance(model, Loaded) and model.task not in (None, dataset.task):
         raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
-    better = _enhanced(model, dataset, {**options, "seed": seed})
+    module = model.model if isinstance(model, Loaded) else model
+    if isinstance(module, Enhanced) and module.task != dataset.task:
+        raise OptionError(
+            f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
+        )
+    better = prepared(module, _first(dataset)[None].to(*place(module)), dataset.task, {**options, "seed": seed})
     wide = None
     if isinstance(tta, str):
         tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
@@ -98,6 +112,8 @@ def evaluate(
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    if progress and launched().leads:
+        print(dataset.legend, file=sys.stderr)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
@@ -109,6 +125,8 @@ def evaluate(
         if us.leads:
             whole = Shard.joined(shards)
             rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            for doubt in doubts(rows):
+                warnings.warn(doubt, UnstrideWarning, stacklevel=2)
             if report is not None:
                 write_report(Path(report), rows, whole, job)
         return us.share(rows)
@@ -131,35 +149,15 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
         )
     task = "segmentation" if data.partition(":")[0] in segmentation.KINDS else "classification"
-    return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
+    plain = model.model.model if isinstance(model.model, Enhanced) else model.model
+    labels = dataclasses.replace(model.for_task(task), model=plain).labels
+    return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
-def _classes(loaded: Loaded) -> int | None:
-    """How many the model tells apart: labels beyond that are found before the run, not in it."""
-    if loaded.classes:
-        return len(loaded.classes)
-    from torch.utils import _pytree as pytree
-
-    from unstride.graph.capture import frozen_eval
-
-    device, dtype = place(loaded.model)
-    with frozen_eval(loaded.model):
-        leaves = pytree.tree_leaves(loaded.model(loaded.example().to(device, dtype)))
-    sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
-    return max(2, sizes[0]) if sizes else None
-
-
-def _enhanced(model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any]) -> Enhanced:
-    """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
-    module = model.model if isinstance(model, Loaded) else model
-    if isinstance(module, Enhanced) and module.task != dataset.task:
-        raise OptionError(
-            f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
-        )
-    device, dtype = place(module)
-    example = _first(dataset)[None].to(device, dtype)
+def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
+    """Made ready for images like the example, or as it is if it was enhanced before, with these options."""
     if not isinstance(module, Enhanced):
-        return enhance(module, example, task=dataset.task, **options)
+        return enhance(module, example, task=task, **options)
     better = module.with_options(**options)
     better.fitted(example)
     return better
@@ -214,7 +212,9 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
     if not len(whole.index):
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
-    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed)
+    plan = job.better.plan
+    told_apart = max(2, plan.found.trace.shapes[plan.targets[0].leaf][1])
+    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, told_apart)
     shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
     return [
         Row(

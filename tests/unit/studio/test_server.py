@@ -209,6 +209,6 @@ def test_the_command_tells_where_the_page_is(monkeypatch: pytest.MonkeyPatch) ->
     assert "password" not in done.stderr
     done = CliRunner().invoke(app, ["studio", "--port", "0", "--host", "0.0.0.0"])
     assert "no password" in done.stderr
-    wrong = CliRunner().invoke(app, ["studio", "timm:no_such_net", "--weights", "none"])
+    wrong = CliRunner().invoke(app, ["studio", "timm:no_such_net", "--weights", "random"])
     assert wrong.exit_code == 1
     assert "no_such_net" in wrong.stderr
