@@ -23,6 +23,7 @@ def screen(stderr: bool = False) -> "Console":
 def print_table(console: "Console", table: "Table") -> None:
     """The table, or where it is wider than the screen, its rows as lists of `name value`: no figure is cut off."""
     from rich.markup import escape
+    from rich.padding import Padding
 
     needed = console.measure(table, options=console.options.update(max_width=10_000)).minimum
     if needed <= console.width:
@@ -33,4 +34,4 @@ def print_table(console: "Console", table: "Table") -> None:
     heads = [str(column.header) for column in table.columns]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         pairs = [f"{head} {cell}".strip() for head, cell in zip(heads, cells, strict=True) if str(cell)]
-        console.print("  " + ", ".join(pairs), highlight=False)
+        console.print(Padding(", ".join(pairs), (0, 0, 0, 2)), highlight=False)
