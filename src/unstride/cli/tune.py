@@ -1,12 +1,12 @@
 """`unstride tune SPEC --data KIND:PATH --cost 1.5 --out recipe.toml`: the best that can be done at that cost."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Weights
+from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +69,7 @@ def tune(
         made["report"] = str(report)
     if as_json:
         rows = [dict(zip(("name", *tuned.table()[0][1:]), row, strict=True)) for row in tuned.table()[1:]]
-        typer.echo(json.dumps({"rows": rows, "verdict": tuned.verdict, "cost": tuned.cost, **made}))
+        typer.echo(strict.dumps({"rows": rows, "verdict": tuned.verdict, "cost": tuned.cost, **made}))
         return
     typer.echo(str(tuned))
     for written in made.values():
