@@ -18,10 +18,10 @@ from unstride.enhanced import enhance
 from unstride.jobs.distributed import world
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.proof.metrics import bootstrap
+from unstride.recipe import get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.choose import Choice, choose, stages_of
 from unstride.tuning.gather import Gathered, gather, parts
-from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
 from unstride.views.policies import IDENTITY
 
@@ -70,6 +70,8 @@ class Halves:
                 out.append(self._row(f"near states: {unit}", *self._mixed([unit]), ""))
         if self.paper is not None:
             out.append(self._row("paper, 10 states", *self.paper, ""))
+        default = simulate(self.pool, get("default").stages)
+        out.append(self._row("default", default.logits, default.costs, str(get("default").stages[1])))
         for ceiling in CEILINGS:
             out.append(self._tuned(ceiling))
             print(self.net, out[-1]["setting"], out[-1]["gain"], out[-1]["cost"], out[-1]["what"], flush=True)
@@ -145,6 +147,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-__all__ = ["Halves", "Pool", "merge_rows", "pooled"]

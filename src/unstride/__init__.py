@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from unstride.geometry.states import State, StateSpace
     from unstride.learning.fitting import FitReport, fit
     from unstride.learning.selecting import FixedStates, fixed, select_states
+    from unstride.predicting import Predicted, predict
     from unstride.procedure.gates import Gate, Stage
     from unstride.procedure.prediction import Prediction, Visited
     from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
@@ -34,6 +35,7 @@ _NAMES = {
     "geometry.states": ("State", "StateSpace"),
     "learning.fitting": ("FitReport", "fit"),
     "learning.selecting": ("FixedStates", "fixed", "select_states"),
+    "predicting": ("Predicted", "predict"),
     "procedure.prediction": ("Prediction", "Visited"),
     "procedure.stopping": ("Agreement", "Confident", "LowEntropy", "Margin"),
     "procedure.windows": ("SlidingWindow",),
@@ -60,6 +62,7 @@ __all__ = [
     "Gate",
     "LowEntropy",
     "Margin",
+    "Predicted",
     "Prediction",
     "Preprocess",
     "Recipe",
@@ -85,6 +88,7 @@ __all__ = [
     "plot_classification",
     "plot_rows",
     "plot_segmentation",
+    "predict",
     "read_rows",
     "recipe",
     "select_states",

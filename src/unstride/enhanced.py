@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
-from unstride.graph.capture import check_images
+from unstride.graph.capture import check_images, wanted_axes
 from unstride.graph.twin import unwrapped
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
+from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages
 from unstride.procedure.options import Options
 from unstride.procedure.plans import Crop, Plans, Setup
@@ -27,10 +29,10 @@ from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.run import run_procedure
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
-from unstride.recipe import Recipe, get, read
+from unstride.recipe import Recipe, get
 from unstride.recipe.recipe import SEARCH
-from unstride.recipe.saving import Saved, read_saved, write_saved
-from unstride.views.canvas import Canvas, Source, as_source
+from unstride.recipe.saving import Saved, opened, read_saved, write_saved
+from unstride.views.canvas import Block, Canvas, Source, as_source
 from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY
 
@@ -166,6 +168,13 @@ class Enhanced(nn.Module):
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
+    def stage_costs(self, images: Tensor) -> list[float]:
+        """What one image costs, in plain forwards, after each stage if all gates open, or after the search."""
+        if self.recipe.searches:
+            return [self.explain(images[:1])[0].cost]
+        looked = self._looked(self._source(images[:1]), gated=False)[0] if self.recipe.stages else None
+        return [1.0] if looked is None else [m / looked.plain_macs for m in looked.spent]
+
     def calibrate(self, pictures: Any, cost: float | None = None) -> Calibration:
         """Set the gates from unlabelled pictures: to a mean cost in plain forwards, or to the share each gate asks for.
 
@@ -182,6 +191,18 @@ class Enhanced(nn.Module):
         found = calibrate(stages, sure, costs, cost)
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
+
+    def doubts(self, pictures: Any, states: int = 9) -> str | None:
+        """Without labels: why near states look unfamiliar to this network and should be left out, or None.
+
+        Example: `print(better.doubts(images))`. A few dozen pictures are enough.
+        """
+        near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
+        said = [near._looked(source, explain=True)[0].seen for source in self._batches(pictures)]
+        if self.task != "classification":
+            raise OptionError(f"doubts are told for classification, this is {self.task}")
+        looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
+        return warn_states(looks[0], looks[1:])
 
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
@@ -216,15 +237,15 @@ class Enhanced(nn.Module):
 
     # -- inside
     def _source(self, images: Any) -> Source:
-        source = as_source(images, self.preprocess)
-        if isinstance(source, Canvas):
-            check_images(source.pixels)
-        return source
+        pixels = images.pixels if isinstance(images, Canvas) else images
+        if isinstance(pixels, Tensor):
+            check_images(pixels, axes=wanted_axes(self.model))
+        return as_source(images, self.preprocess)
 
     def _cast(self, source: Source) -> AbstractContextManager[Any]:
         if self.recipe.precision is None:
             return nullcontext()
-        device = source.pixels.device.type if isinstance(source, Canvas) else "cpu"
+        device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
         return torch.autocast(device, getattr(torch, self.recipe.precision))
 
     def _batches(self, pictures: Any) -> Iterable[Source]:
@@ -324,25 +345,21 @@ def enhance(
 
     Example: `better = unstride.enhance(model, images[:1]); logits = better(images)`
 
-    `recipe`: what is done, by name ("default", "flip", "paper", ...), from a file, or a `Recipe`; further arguments
-    change its fields (`enhance(model, example, recipe="paper", budget=4)`), and are those of the paper's search where
-    no recipe is named. `max_bytes` bounds memory, if need be by computing things again. `optimise=False` runs the
-    captured graph without exact rewrites, `optimise="compile"` hands its segments to `torch.compile`. `preprocess` says
-    how pictures become tensors: with it, `better` takes PIL images, and views use what the crop leaves out.
+    `recipe`: what is done, by name ("default", "flip", "paper", ...), from a file (refused where it was made for
+    another model), or a `Recipe`; further arguments change its fields (`enhance(model, example, recipe="paper",
+    budget=4)`), and are those of the paper's search where no recipe is named. `max_bytes` bounds memory, if need be by
+    computing things again. `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands
+    its segments to `torch.compile`. `preprocess` says how pictures become tensors: with it, `better` takes PIL images,
+    and views use what the crop leaves out.
     """
     model = _own_module(model)
     asked = {**options, **({} if budget is None else {"budget": budget})}
     if recipe is None:
         recipe = "paper" if set(asked) & set(SEARCH) else "default"
-    written = read(recipe) if not isinstance(recipe, Recipe) and Path(recipe).suffix in (".toml", ".json") else None
-    if written is not None:
-        written.check(model, preprocess)
-        preprocess = preprocess or written.preprocess
-    chosen = written.recipe if written is not None else get(recipe, asked.pop("task", None))
-    better = Enhanced(model, chosen.changed(**asked), max_bytes, optimise, preprocess)
-    if written is not None and chosen.fitted is not None and written.path is not None:
-        better.attention = read_saved(written.path.parent / chosen.fitted, model).attention
-    _, plan, _ = better.fitted(check_images(example, "example")[:1])
+    kept = opened(recipe, model, preprocess, asked.pop("task", None))
+    better = Enhanced(model, kept.recipe.changed(**asked), max_bytes, optimise, kept.preprocess)
+    better.attention = kept.attention
+    _, plan, _ = better.fitted(check_images(example, "example", wanted_axes(model))[:1])
     better.options(plan)
     return better
 
@@ -356,9 +373,7 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     model = _own_module(model)
     kept = read_saved(path, model, preprocess)
     better = Enhanced(model, kept.recipe, 512 << 20, preprocess=kept.preprocess)
-    if kept.attention is not None:
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        better.attention = kept.attention.to(device)
+    better.attention = kept.attention
     return better
 
 

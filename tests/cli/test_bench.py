@@ -28,7 +28,7 @@ def spec(tmp_path):
 
 def test_bench_prints_ratios_and_writes_a_picture(spec, tmp_path):
     picture = tmp_path / "cost.png"
-    args = ["bench", spec, "--image-size", "32", "--budget", "2,4", "--batch", "1,2", "--repeats", "1"]
+    args = ["bench", spec, "--image-size", "32", "--budget", "2,4", "--batch", "1,2", "--repeats", "1", "--growth"]
     result = CliRunner().invoke(app, [*args, "--json", "--plot", str(picture)])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -44,7 +44,7 @@ def test_bench_prints_ratios_and_writes_a_picture(spec, tmp_path):
 
 
 def test_bench_table_names_the_plain_forward(spec):
-    args = ["bench", spec, "--image-size", "32", "--budget", "2", "--batch", "3", "--repeats", "1", "--no-growth"]
+    args = ["bench", spec, "--image-size", "32", "--budget", "2", "--batch", "3", "--repeats", "1"]
     result = CliRunner().invoke(app, [*args, "--learned"])
     assert result.exit_code == 0, result.output
     assert "plain" in result.stdout
@@ -57,3 +57,13 @@ def test_budgets_that_are_none_are_refused(spec, bad):
     result = CliRunner().invoke(app, ["bench", spec, "--budget", bad])
     assert result.exit_code == 2
     assert "whole numbers" in result.output
+
+
+def test_a_recipe_of_looks_is_measured_stage_by_stage(spec):
+    args = ["bench", spec, "--image-size", "32", "--batch", "2", "--repeats", "1", "--recipe"]
+    found = json.loads(CliRunner().invoke(app, [*args, "default", "--json"]).stdout)
+    assert [(r["batch"], r["budget"]) for r in found["rows"]] == [(2, 2)]
+    assert found["rows"][0]["macs"] == pytest.approx(2)
+    refused = CliRunner().invoke(app, [*args, "flip", "--budget", "4"])
+    assert refused.exit_code == 1
+    assert "stages of looks" in refused.stderr

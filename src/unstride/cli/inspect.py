@@ -1,11 +1,13 @@
 """`unstride inspect SPEC`: what a model throws away."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unstride.cli.options import AsJson, ImageSize, Spec, Weights
+from unstride.cli.options import AnyWeights, AsJson, ImageSize, Spec
+from unstride.cli.printing import print_table, screen
+from unstride.cli.recipes import Asked, takes_recipe
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from unstride.geometry.report import Report
@@ -15,24 +17,36 @@ def register(app: typer.Typer) -> None:
     app.command()(inspect)
 
 
-def inspect(spec: Spec, image_size: ImageSize = None, weights: Weights = "none", as_json: AsJson = False) -> None:
-    """Show what a model subsamples, what a state there costs, and what was left out and why."""
+@takes_recipe()
+def inspect(
+    spec: Spec, asked: Asked, image_size: ImageSize = None, weights: AnyWeights = None, as_json: AsJson = False
+) -> None:
+    """Show what a model subsamples, what a state there costs, and what was left out and why.
+
+    With --recipe, also what that does to every picture, and what it costs when all its looks are taken.
+    """
     import unstride
     from unstride import models
 
     loaded = models.load(spec, weights=weights)
-    report = unstride.inspect(loaded.model, loaded.example(image_size))
+    example = loaded.example(image_size)
+    report = unstride.inspect(loaded.model, example)
+    better = asked.enhanced(loaded, example) if asked else None
+    costs = [] if better is None else better.stage_costs(example)
     if as_json:
-        typer.echo(json.dumps(report.to_json()))
-    else:
-        _show(spec, report)
+        more = {} if better is None else {"recipe": {"text": str(better.recipe), "costs": costs}}
+        typer.echo(strict.dumps({**report.to_json(), **more}))
+        return
+    _show(spec, report)
+    if better is not None:
+        typer.echo(str(better.recipe))
+        after = "with all looks" if len(costs) == 1 else "after each stage"
+        typer.echo(f"cost {after}: {', '.join(f'{cost:.2f}' for cost in costs)} plain forwards")
 
 
 def _show(spec: str, report: "Report") -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(_table(spec, report))
+    console = screen()
+    print_table(console, _table(spec, report))
     if report.features is not None:
         console.print(f"features end at {report.features}; what follows is the head")
     for x in report.left_out:

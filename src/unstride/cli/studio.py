@@ -7,13 +7,16 @@ from typing import Annotated
 import typer
 
 from unstride.cli.options import Weights
+from unstride.cli.recipes import Asked, takes_recipe
 
 
 def register(app: typer.Typer) -> None:
     app.command()(studio)
 
 
+@takes_recipe("budget")
 def studio(
+    asked: Asked,
     spec: Annotated[
         str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
     ] = None,
@@ -25,7 +28,7 @@ def studio(
     from unstride.studio import Studio, make_server
     from unstride.studio.server import is_loopback
 
-    with make_server(Studio(spec, weights), host, port) as server:
+    with make_server(Studio(spec, weights, **asked.options()), host, port) as server:
         typer.echo(f"unstride studio: {server.url} (Ctrl-C ends it)")
         if not is_loopback(host):
             typer.echo("unstride: everybody who reaches this port can use the page; there is no password", err=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean, two_class
+from unstride.procedure.aggregate import WeightedMean, top_class
 from unstride.procedure.gates import Stage, sureness
 from unstride.procedure.prediction import cropped
 from unstride.procedure.tasks import Plan
@@ -177,7 +177,7 @@ class Looking:
                 weight = stage.weight(view) * len(of)
                 out.merged.add(len(out.macs), here, logits, weight, stage.temperature(view))
                 if agreement:
-                    for i, top in zip(here, two_class(logits).argmax(1), strict=True):
+                    for i, top in zip(here, top_class(logits), strict=True):
                         out.tops[i].append(top)
                 if self.explain:
                     out.seen.append(Seen(tuple(Look(view, s) for s in of), here, logits, stage.weight(view)))
@@ -223,15 +223,13 @@ class Batch:
                 yield (state,), target.finish(value)
         elif found:
             logits = cropped(_mean_map(plan, found), self.crop)
-            height, width = plain.plan.graph.size  # views are of pictures
-            yield tuple(s for s, _ in found), back(view, logits, (height, width), plain.out_size)
+            yield tuple(s for s, _ in found), back(view, logits, plain.plan.graph.size, plain.out_size)
 
     @property
-    def out_size(self) -> tuple[int, int]:
+    def out_size(self) -> tuple[int, ...]:
         """(H, W) of the output map."""
         shape = self.plan.found.trace.shapes[self.plan.targets[0].leaf]
-        h, w = cropped(torch.empty(shape, device="meta"), self.crop).shape[2:]
-        return int(h), int(w)
+        return tuple(int(n) for n in cropped(torch.empty(shape, device="meta"), self.crop).shape[2:])
 
     def spent(self, view: View, rows: Sequence[int], looks: int) -> Iterator[tuple[int, int]]:
         """(row, MACs) since it was asked last."""

@@ -17,7 +17,7 @@ from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
 from unstride.graph.ops import ancestors
-from unstride.procedure.aggregate import Attention, entropy
+from unstride.procedure.aggregate import Attention, sure_weight
 from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
 from unstride.procedure.tasks import Plan
@@ -108,9 +108,9 @@ class StaticAggregate(nn.Module):
         moved = self._moved(m, offset)
         weight = torch.ones((), device=m.device)
         if self.kind == "entropy" and self.per_pixel:
-            weight = (1.0 - entropy(moved)).unsqueeze(1)
+            weight = sure_weight(moved).unsqueeze(1)
         elif self.kind == "entropy":
-            weight = (1.0 - entropy(logits)).clamp(min=1e-6).view(-1, *[1] * (m.ndim - 1))
+            weight = sure_weight(logits).view(-1, *[1] * (m.ndim - 1))
         if self.covered and offset is not None and m.ndim > 2:
             weight = weight * _cover(m, offset)
         return moved * weight, weight

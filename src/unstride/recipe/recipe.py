@@ -4,7 +4,7 @@
     print(recipe)
 
 Either `stages` of looks with gates between them, or the paper's search (`budget` > 1, or given `states`); neither is
-the plain network. Each field is defined, documented and checked here and nowhere else.
+the plain network. Each field is defined and checked here and nowhere else; `words` says what it is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unstride.procedure.gates import Stage
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.procedure.stopping import Stop
 from unstride.procedure.tasks import SPACES, TASKS
+from unstride.recipe.words import DOCS
 from unstride.views.policies import IDENTITY
 
 AGGREGATES = ("mean", "entropy", "attention", "max")
@@ -53,61 +54,50 @@ def _positive(value: Any) -> str | None:
     return None if number and 0 < value < float("inf") else "a positive number"
 
 
-def _ask(default: Any, doc: str, check: Callable[[Any], str | None], search: bool = False) -> Any:
-    return field(default=default, metadata={"doc": doc, "check": check, "search": search})
+def _ask(name: str, default: Any, check: Callable[[Any], str | None], search: bool = False) -> Any:
+    return field(default=default, metadata={"doc": DOCS[name], "check": check, "search": search})
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Everything the procedure does. `print(recipe)` says it in a few lines; recipes compare, hash, fit in a file."""
 
-    name: str = _ask("", "what it is called", lambda v: None if isinstance(v, str) else "a name")
-    task: str = _ask("classification", "what the network's output means", _one_of(*TASKS))
+    name: str = _ask("name", "", lambda v: None if isinstance(v, str) else "a name")
+    task: str = _ask("task", "classification", _one_of(*TASKS))
     stages: tuple[Stage, ...] = _ask(
+        "stages",
         (),
-        "looks (views in states) that are taken one after the other, each behind its gate",
         lambda v: None if isinstance(v, tuple) and all(isinstance(s, Stage) for s in v) else "a tuple of Stage",
     )
-    merge: str = _ask("logits", "what of several looks is averaged", _one_of(*MERGES))
-    temperature: float = _ask(1.0, "the merged logits are divided by it: it changes how sure, never which", _positive)
+    merge: str = _ask("merge", "logits", _one_of(*MERGES))
+    temperature: float = _ask("temperature", 1.0, _positive)
     budget: int = _ask(
-        1,
-        "states of each image in the paper's search, the plain one included; 1 is the model itself",
-        _whole(1, "a whole number of states, at least 1 (1 is the model itself)"),
-        search=True,
+        "budget", 1, _whole(1, "a whole number of states, at least 1 (1 is the model itself)"), search=True
     )
-    layers: tuple[int, ...] | None = _ask(
-        None, "subsampling layers that are searched; by default the paper's for this network", _range, search=True
-    )
-    criterion: str = _ask("entropy", "which state is expanded next", _one_of(*CRITERIA), search=True)
-    order: str = _ask("paper", "which layer of it: the first, or the cheapest", _one_of(*ORDERS), search=True)
+    layers: tuple[int, ...] | None = _ask("layers", None, _range, search=True)
+    criterion: str = _ask("criterion", "entropy", _one_of(*CRITERIA), search=True)
+    order: str = _ask("order", "paper", _one_of(*ORDERS), search=True)
     states: tuple[Any, ...] | None = _ask(
+        "states",
         None,
-        "these states instead of a search",
         lambda v: None if v is None or (isinstance(v, tuple) and v) else "a list of states, one selection per layer",
         search=True,
     )
     stop: Stop | None = _ask(
+        "stop",
         None,
-        "ends an image's search early",
         lambda v: None if v is None or hasattr(v, "reason") else "a rule such as unstride.Confident(p=0.9)",
         search=True,
     )
-    seed: int = _ask(0, "of the random criterion", _whole(0, "a whole number"), search=True)
-    aggregate: str = _ask("mean", "how the states of the search are merged", _one_of(*AGGREGATES), search=True)
-    space: str | None = _ask(
-        None, "where: in the last map, or as logits; by default the map where it lies on a grid",
-        _one_of(None, *SPACES), search=True,
-    )  # fmt: skip
-    align: bool | str = _ask(
-        True, "maps are moved onto one grid; 'stitch' makes a finer one", _one_of(True, False, "stitch")
-    )
-    border: str = _ask("renormalise", "where an aligned map has no source", _one_of(*BORDERS))
-    precision: str | None = _ask(None, "autocast to this type; None computes as the images are", _one_of(*PRECISIONS))
+    seed: int = _ask("seed", 0, _whole(0, "a whole number"), search=True)
+    aggregate: str = _ask("aggregate", "mean", _one_of(*AGGREGATES), search=True)
+    space: str | None = _ask("space", None, _one_of(None, *SPACES), search=True)
+    align: bool | str = _ask("align", True, _one_of(True, False, "stitch"))
+    border: str = _ask("border", "renormalise", _one_of(*BORDERS))
+    precision: str | None = _ask("precision", None, _one_of(*PRECISIONS))
     fitted: str | None = _ask(
-        None, "file with the learned aggregation, beside the recipe's own",
-        lambda v: None if v is None or isinstance(v, str) else "the name of a .safetensors file",
-    )  # fmt: skip
+        "fitted", None, lambda v: None if v is None or isinstance(v, str) else "the name of a .safetensors file"
+    )
 
     def __post_init__(self) -> None:
         for name in ("layers", "states", "stages"):

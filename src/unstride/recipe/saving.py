@@ -1,9 +1,10 @@
 """A recipe with its learned aggregation, for one network, in one file; never the network itself."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from unstride.errors import ArtefactError, OptionError
@@ -11,7 +12,8 @@ from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.tasks import Plan
-from unstride.recipe.files import from_data, to_data
+from unstride.recipe.files import from_data, read, to_data
+from unstride.recipe.presets import get
 from unstride.recipe.recipe import Recipe
 from unstride.views.images import Preprocess
 
@@ -62,6 +64,7 @@ def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None
             attention = Attention(channels)
             attention.load_state_dict(tensors)
             attention.requires_grad_(False)
+            attention.to(next((p.device for p in model.parameters()), torch.device("cpu")))
     except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RuntimeError, OptionError) as error:
         raise ArtefactError(f"{path} does not hold a usable enhanced model ({error}). Save it again.") from error
     if preprocess is not None and old is not None and preprocess != old:
@@ -71,6 +74,25 @@ def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None
             "Prepare the images in the same way, or fit again."
         )
     return Saved(recipe, attention, old)
+
+
+def opened(
+    recipe: str | Path | Recipe, model: nn.Module, preprocess: Preprocess | None = None, task: str | None = None
+) -> Saved:
+    """What a name, a file or a Recipe asks for on this network, which must be the one that the file was made for."""
+    kind = "" if isinstance(recipe, Recipe) else Path(recipe).suffix
+    if kind == ".safetensors":
+        kept = read_saved(Path(str(recipe)), model, preprocess)
+    elif kind in (".toml", ".json"):
+        written = read(Path(str(recipe)))
+        written.check(model, preprocess)
+        kept = Saved(written.recipe, None, written.preprocess)
+        if written.recipe.fitted is not None:
+            beside = Path(str(recipe)).parent / written.recipe.fitted
+            kept = replace(kept, attention=read_saved(beside, model).attention)
+    else:
+        kept = Saved(get(recipe, task), None, None)
+    return replace(kept, recipe=get(kept.recipe, task), preprocess=preprocess or kept.preprocess)
 
 
 def _first_version(meta: dict[str, Any]) -> Recipe:

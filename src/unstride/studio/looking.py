@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.enhanced import Enhanced
+from unstride.errors import InputError
 from unstride.geometry.report import Report
 from unstride.models import Loaded
 from unstride.procedure.aggregate import two_class
@@ -49,13 +50,15 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
-    x = loaded.preprocess(image)[None]
+    x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
     highest = _affordable(plan) if segmenting else BUDGET
     wide = better.with_options(budget=highest)
     # One search gives all of it: `explain` and `costs` would each search again.
     _, at, predictions, costs = wide.run(x, tuple(range(1, highest + 1)), explain=True)
     p = predictions[0]
+    if not bool(torch.isfinite(p.logits).all()):
+        raise InputError("the model's answer to this picture is not finite")
     count = len(p.states)
     budgets = range(1, count + 1)
     answers = [at[b][0] for b in budgets]

@@ -19,6 +19,7 @@ from unstride.errors import DataError, OptionError
 from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.procedure.familiar import warn_states
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
@@ -136,6 +137,9 @@ class Tuning:
         if guard is not None and 100 * proof.low < -guard:
             recipe = get("plain").changed(name="guarded")
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
+        near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
+        doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
+        notes += (doubt,) if doubt is not None else ()
         spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
         return Tuned(recipe, spent, frontier, tuple(lines), proof, verdict, better, self.pool, notes, held[cost])

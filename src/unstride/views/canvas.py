@@ -6,8 +6,8 @@ Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
     @property
-    def size(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, ...]:
         """(H, W) of the plain view."""
         ...
 
@@ -150,6 +150,31 @@ class Canvas:
         return changed(seen, view, self.preprocess)
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Volumes and clips (B, C, D, H, W), or signals (B, C, L): seen as they are, or mirrored."""
+
+    pixels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        return tuple(self.pixels.shape[2:])
+
+    def rows(self, chosen: Sequence[int]) -> Block:
+        return Block(self.pixels[list(chosen)])
+
+    def see(self, view: View) -> Tensor:
+        flips = {"FlipLR": -1} if len(self.size) == 1 else {"FlipLR": -1, "FlipUD": -2}
+        strange = [op.name for op in view.ops if op.name not in {"Identity", *flips}]
+        if strange:
+            raise OptionError(f"view {view}: {strange[0]} is for pictures (B, C, H, W); this has {len(self.size)} axes")
+        dims = [d for d, flip in zip((-2, -1), mirrored(view), strict=True) if flip]
+        return self.pixels.flip(dims) if dims else self.pixels
+
+
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Rows or columns start .. start + length - 1; beyond the ends the picture is reflected."""
     extent = x.shape[dim]
@@ -160,16 +185,16 @@ def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     return x.index_select(dim, torch.where(i >= extent, period - i, i))
 
 
-def back(view: View, output: Tensor, size: tuple[int, int], out_size: tuple[int, int]) -> Tensor:
+def back(view: View, output: Tensor, size: tuple[int, ...], out_size: tuple[int, ...]) -> Tensor:
     """A map (B, K, h, w) of a view of `size` pictures, brought back over the plain view's own map of `out_size`."""
     names = {op.name for op in view.ops}
     if names - {"Identity", "FlipLR", "FlipUD", "Size"}:
         from unstride.views import views
 
-        return views.undo(view, output, size, out_size)[0]
+        return views.undo(view, output, (size[0], size[1]), (out_size[0], out_size[1]))[0]
     dims = [d for d, flip in zip((-2, -1), mirrored(view), strict=True) if flip]
     output = output.flip(dims) if dims else output
-    if tuple(output.shape[-2:]) == out_size:
+    if tuple(output.shape[2:]) == out_size:
         return output
     return interpolate(output, out_size, mode="bilinear", align_corners=False, antialias=True)
 
@@ -203,6 +228,7 @@ class Pictures:
     images: Sequence[Image.Image]
     preprocess: Preprocess
     like: Tensor | None = None  # for device and type; by default float32 on the CPU
+    made: Mapping[View, Tensor] = field(default_factory=dict)  # views that were prepared ahead
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,10 +239,13 @@ class Pictures:
         return fixed if fixed is not None else (int((x := self.preprocess(self.images[0])).shape[1]), int(x.shape[2]))
 
     def rows(self, chosen: Sequence[int]) -> Pictures:
-        return replace(self, images=[self.images[i] for i in chosen])
+        made = {view: seen[list(chosen)] for view, seen in self.made.items()}
+        return replace(self, images=[self.images[i] for i in chosen], made=made)
 
     def see(self, view: View) -> Tensor:
-        seen = torch.stack([self._see(image, view) for image in self.images])
+        seen = self.made.get(view)
+        if seen is None:
+            seen = torch.stack([self._see(image, view) for image in self.images])
         return seen if self.like is None else seen.to(self.like)
 
     def _see(self, image: Image.Image, view: View) -> Tensor:
@@ -255,8 +284,8 @@ def _reflected(image: Image.Image, box: tuple[float, ...]) -> tuple[Image.Image,
 def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
     """A tensor (B, C, H, W), a Canvas, a PIL image or a list of them -> something that can be looked at."""
     if isinstance(given, Tensor):
-        return Canvas(given, preprocess=preprocess)
-    if isinstance(given, Canvas | Pictures):
+        return Block(given) if given.ndim in (3, 5) else Canvas(given, preprocess=preprocess)
+    if isinstance(given, Canvas | Block | Pictures):
         return given
     images = [given] if isinstance(given, Image.Image) else given
     if isinstance(images, list | tuple) and images and all(isinstance(i, Image.Image) for i in images):
