@@ -110,11 +110,13 @@ class Mover(TorchDispatchMode):
         self.used: set[Place] = set()
         self.moved: Any = WeakIdKeyDictionary()
         self.batch, self.axes, self.hooked = 1, 2, set[str]()  # hooked: modules whose input is moved, see moving_inputs
-        self.last_slice = (-1, -1, -1)
+        self.size: tuple[int, ...] = ()  # of the image
 
     # -- which selection an op has
-    def pick(self, kind: str) -> tuple[int | None, Selection]:
-        """The layer of the op that is about to run, None if it has none, and its selection there."""
+    def pick(self, kind: str, stride: Sequence[int] = ()) -> tuple[int | None, Selection]:
+        """The layer of the op that is about to run, None if it has none, and its selection there: nothing along axes
+        that the op itself does not thin out.
+        """
         path = self.modules.stack[-1]
         place = (path, kind, self.seen[path, kind])
         self.seen[path, kind] += 1
@@ -122,7 +124,9 @@ class Mover(TorchDispatchMode):
             return None, (0,) * self.axes
         self.used.add(place)
         layer = self.layer_of[place]
-        return layer, self.state.selections[layer - 1]
+        s = self.state.selections[layer - 1]
+        thins = [r > 1 for r in list(stride)[-len(s) :]] or [True] * len(s)
+        return layer, tuple(k if on else 0 for k, on in zip(s, thins, strict=True))
 
     def where(self, x: Any) -> Moved:
         return self.moved.get(x) or Moved((1.0,) * self.axes)
@@ -215,7 +219,7 @@ class Mover(TorchDispatchMode):
             else:
                 self.inherit(out, args[:1])
             return out
-        layer, s = self.pick("conv") if max(stride) > 1 else (None, (0,) * self.axes)
+        layer, s = self.pick("conv", stride) if max(stride) > 1 else (None, (0,) * self.axes)
         out = func(*args, **kwargs)
         if any(s):
             more = [r - 1 for r in stride]
@@ -239,7 +243,7 @@ class Mover(TorchDispatchMode):
         size, padding, dilation = _each(size, n), _each(padding, n), _each(dilation, n)
         stride = _each(stride or size, n)
         out = func(*args, **kwargs)
-        layer, s = self.pick("max_pool") if max(stride) > 1 else (None, (0,) * self.axes)
+        layer, s = self.pick("max_pool", stride) if max(stride) > 1 else (None, (0,) * self.axes)
         first = out[0] if isinstance(out, tuple) else out
         if any(s):
             wide = []
@@ -261,7 +265,7 @@ class Mover(TorchDispatchMode):
         size, padding = _each(size, n), _each(padding, n)
         stride = _each(stride or size, n)
         out = func(*args, **kwargs)
-        layer, s = self.pick("avg_pool") if max(stride) > 1 else (None, (0,) * self.axes)
+        layer, s = self.pick("avg_pool", stride) if max(stride) > 1 else (None, (0,) * self.axes)
         if any(s):
             along = self._along(x, s)
             axes = [
@@ -283,15 +287,18 @@ class Mover(TorchDispatchMode):
             self.inherit(out, args)
             return out
         layer, s = self.pick("slice")
-        dim %= x.ndim
-        before = self.last_slice
-        axis = before[2] + 1 if before[:2] == (dim - 1, x.ndim) else max(dim - 2, 0)
-        self.last_slice = (dim, x.ndim, axis)
+        axis = self.axis_of(x, dim % x.ndim)
         amount = tuple(k if a == axis else 0 for a, k in enumerate(s))
         args = (move(x, amount[axis : axis + 1], (dim,)), *args[1:])
         out = func(*args, **kwargs)
         self.place(out, x, layer, amount, [step if a == axis else 1 for a in range(self.axes)])
         return out
+
+    def axis_of(self, x: Tensor, dim: int) -> int:
+        """Which axis a dimension is: of channels first or last, whichever looks more like the image."""
+        cells = [n / t for n, t in zip(self.size, self.where(x).spacing, strict=True)]
+        firsts = [k for k in (2, 1) if 0 <= dim - k < self.axes and k + self.axes <= x.ndim]
+        return dim - min(firsts, key=lambda k: sum(abs(x.shape[k + a] - n) for a, n in enumerate(cells)), default=dim)
 
     def split(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A view (B, C, H, W) -> (B, C, H / k, k, W / k, k), or with channels last: patches are merged here."""
@@ -457,7 +464,7 @@ def run(model: nn.Module, images: Tensor, state: Any, layer_of: dict[Place, int]
     modules, pads = Modules(model), Pads()
     mover = Mover(modules, pads, layer_of, state)
     with torch.no_grad(), moving_inputs(model, layer_of, state, mover), modules.watch(), pads, mover:
-        mover.batch, mover.axes = images.shape[0], images.ndim - 2
+        mover.batch, mover.axes, mover.size = images.shape[0], images.ndim - 2, tuple(images.shape[2:])
         mover.moved[images] = Moved((1.0,) * mover.axes)
         out = model(images)
     missing = set(layer_of) - mover.used

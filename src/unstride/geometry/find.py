@@ -143,12 +143,12 @@ def _layer(groups: Groups, k: int, members: list[int], cost: float) -> Subsampli
     sites = [groups.sites.all[i] for i in members]
     axes = range(groups.axes)
     rate = tuple(max(s.rate[a] for s in sites) for a in axes)
-    weight = groups.weight(groups.find(members[0]))
-    stride = tuple(round(weight[a] * rate[a]) if weight[a] else 1 for a in axes)
-    size = next((g.size for s in sites if (g := _after(groups.sites, s)) is not None), (0,) * groups.axes)
+    sizes = [g.size for s in sites if (g := _after(groups.sites, s)) is not None]
+    size = tuple(map(min, *sizes)) if len(sizes) > 1 else (sizes or [(0,) * groups.axes])[0]  # slices come one by one
     ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
-    cells = [g.size for s in sites if (g := groups.sites.grid(s.operand)) is not None]
-    sides = natural_sides(sites, rate, cells)
+    read = [g for s in sites if (g := groups.sites.grid(s.operand)) is not None]
+    stride = tuple(round(max(g.spacing[a] for g in read) * rate[a]) or 1 for a in axes)
+    sides = natural_sides(sites, rate, [g.size for g in read])
     return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)
 
 
