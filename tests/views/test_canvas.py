@@ -55,7 +55,7 @@ def test_a_wider_field_is_the_whole_canvas():
 
 def test_what_is_no_picture_is_refused():
     with pytest.raises(InputError, match="unsqueeze"):
-        as_source(torch.zeros(3, 8, 8))
+        as_source(torch.zeros(8, 8))
     with pytest.raises(InputError, match="preprocess"):
         as_source([Image.new("RGB", (8, 8))])
     with pytest.raises(InputError, match="PIL"):
