@@ -11,11 +11,11 @@ from torch.fx import Node
 
 from unstride.procedure.looks import Looked
 from unstride.procedure.options import Options
-from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, moved
+from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, cropped_output, moved
 from unstride.procedure.run import ImageRun, Outcome, finish
 from unstride.procedure.tasks import Plan, Target
 
-Crop = tuple[float, float] | None
+Crop = tuple[float, ...] | None
 
 
 def searched_leaves(plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
@@ -58,7 +58,16 @@ def _shared(plan: Plan, leaves: list[Any]) -> list[Any]:
     """A node that stands in the output twice has one value."""
     done = enumerate(plan.graph.leaves)
     seen = {leaf: i for i, leaf in done if isinstance(leaf, Node) and not isinstance(leaves[i], Node)}
-    return [leaves[seen[leaf]] if isinstance(leaf, Node) else leaf for leaf in leaves]
+    return [leaves[seen[leaf]] if isinstance(leaf, Node) and leaf in seen else leaf for leaf in leaves]
+
+
+def returned(plan: Plan, leaves: list[Any], crop: Crop, count: int, merged: bool = False) -> Any:
+    """Output leaves of `count` images -> what the model returns: maps without padding, beside them what no image
+    changes. `merged` main logits are in the picture's own coordinates already.
+    """
+    beside, main = plan.graph.beside(count), plan.graph.index(plan.targets[0].leaf)
+    done = [beside[x] if isinstance(x, Node) else cropped_output(x, crop) for x in leaves]
+    return plan.graph.rebuild([x if merged and i == main else done[i] for i, x in enumerate(leaves)])
 
 
 def at_budget(plan: Plan, outcome: Outcome, budget: int, main: Tensor) -> Tensor:

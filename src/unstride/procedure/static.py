@@ -197,7 +197,9 @@ class _Unrolled(Builder):
             if k == 0:
                 for leaf, _ in plan.also:
                     final[leaf] = self._after(target.tap, leaf, merged)
-        self.out.output(tuple(final.get(x, x) if isinstance(x, Node) else x for x in leaves))
+        self.env = ChainMap()  # type: ignore[assignment]
+        beside = {x: self._value(x) for x in leaves if isinstance(x, Node) and x not in final}
+        self.out.output(tuple({**final, **beside}[x] if isinstance(x, Node) else x for x in leaves))
         return GraphModule(self.c.root, self.out, "Fixed")
 
     def _heads(self, ends: Sequence[ChainMap[Node, Any]]) -> list[Node]:
