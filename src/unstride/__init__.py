@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unstride.compat import moved, torchvision
 
 if TYPE_CHECKING:
-    from unstride import data, extend, models, tta
+    from unstride import data, export, extend, models, tta
     from unstride.enhanced import Enhanced, enhance, load
     from unstride.geometry.report import Report, inspect
     from unstride.geometry.states import State, StateSpace
@@ -40,7 +40,7 @@ _NAMES = {
     "views.images": ("Preprocess", "open_image"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-_ROOMS = ("data", "extend", "models", "tta")
+_ROOMS = ("data", "export", "extend", "models", "tta")
 
 __all__ = [
     "Agreement",
@@ -63,6 +63,7 @@ __all__ = [
     "data",
     "enhance",
     "evaluate",
+    "export",
     "extend",
     "fit",
     "fixed",

@@ -11,7 +11,7 @@ import typer
 
 from unstride.errors import UnstrideError
 
-COMMANDS = ("inspect", "evaluate", "predict", "fit", "tta", "bench", "reproduce", "demo", "studio")
+COMMANDS = ("inspect", "evaluate", "predict", "fit", "tta", "export", "bench", "reproduce", "demo", "studio")
 
 
 class _Group(typer.core.TyperGroup):
