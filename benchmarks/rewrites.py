@@ -10,7 +10,6 @@ printed beside it. Nets that are not mostly convolutions are neither laid out ch
 import argparse
 import time
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ WAYS = ("as captured", "folded", "channels last", "packed", "compiled")
 def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstride.Enhanced:
     """The enhanced model with the rewritings up to `way`, whatever `optimise=True` would choose."""
 
-    def plan(better: unstride.Enhanced, images: Tensor) -> Plan:
+    def plan(images: Tensor) -> Plan:
         graph: Graph = capture(model, images)
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is
         graph = graph if way == "as captured" else optimise(graph)
@@ -43,16 +42,16 @@ def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstr
             graph = channels_last(graph)
             run_segment = Fuser(found.layers) if way == "packed" and available(graph.device, graph.dtype) else as_it_is
         run_segment = compile_segment if way == "compiled" else run_segment
-        return make_plan(graph, found, better.task, better.space, better.max_bytes, run_segment)
+        return make_plan(graph, found, better.task, better.recipe.space, better.max_bytes, run_segment)
 
     better = unstride.enhance(model, example, budget, optimise=False)
     better.plans.clear()
-    better._plan = MethodType(plan, better)  # type: ignore[method-assign]
+    better.plans._plan = plan  # type: ignore[method-assign]
     return better
 
 
 def measure(net: str, batch: int, budget: int, repeats: int) -> str:
-    model = models.load(NETS[net]).model
+    model = models.load(NETS[net], weights=None).model
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     calls: dict[str, Callable[[], Any]] = {}
     seconds = 0.0

@@ -101,7 +101,7 @@ def _call(module: nn.Module, images: Tensor) -> Callable[[], Any]:
 
 
 def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compiled: bool) -> list[dict[str, Any]]:
-    model = models.load(NETS[net]).model
+    model = models.load(NETS[net], weights=None).model
     start = time.perf_counter()
     unstride.enhance(model, torch.zeros(1, 3, 224, 224))
     capture = time.perf_counter() - start

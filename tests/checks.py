@@ -104,12 +104,13 @@ def places(graph: Graph, found: Subsampling) -> dict[oracle.Place, int]:
 
 
 def some_states(found: Subsampling, count: int, seed: int = 0) -> list[State]:
-    """Random states, the plain one first, and the farthest one."""
+    """Random states on both sides of the plain one, that first, and the farthest ones of either side."""
     rng = random.Random(seed)
     rates = [layer.rate for layer in found.layers]
-    states = [found.space.zero, State(tuple((y - 1, x - 1) for y, x in rates))]
+    far = State(tuple(tuple(r - 1 for r in rate) for rate in rates))
+    states = [found.space.zero, far, State(tuple(tuple(-k for k in s) for s in far.selections))]
     while len(states) < count:
-        states.append(State(tuple((rng.randrange(y), rng.randrange(x)) for y, x in rates)))
+        states.append(State(tuple(tuple(rng.randrange(1 - r, r) for r in rate) for rate in rates)))
     return list(dict.fromkeys(states))[:count]
 
 

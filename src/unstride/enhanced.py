@@ -11,25 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unstride.engine.compiled import compile_segment
-from unstride.engine.fused import Fuser, available
-from unstride.engine.segments import as_it_is
-from unstride.errors import InputError, ModelRaised, OptionError
-from unstride.geometry.find import find_layers
-from unstride.graph.capture import capture, check_images, frozen_eval
-from unstride.graph.optimise import channels_last, optimise
+from unstride.errors import InputError, OptionError
+from unstride.graph.capture import check_images
+from unstride.graph.twin import unwrapped
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
+from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages
 from unstride.procedure.options import Options
+from unstride.procedure.plans import Crop, Plans, Setup
 from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
-from unstride.procedure.tasks import Plan, make_plan
+from unstride.procedure.tasks import Plan
 from unstride.recipe import Recipe, get
 from unstride.recipe.recipe import SEARCH
 from unstride.recipe.saving import Saved, opened, read_saved, write_saved
@@ -37,10 +35,7 @@ from unstride.views.canvas import Canvas, Source, as_source
 from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY
 
-MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
 OPTIMISE = (True, False, "compile")
-Key = tuple[int, int, int, torch.dtype, torch.device]
-Crop = tuple[float, float] | None
 
 
 class Enhanced(nn.Module):
@@ -66,8 +61,7 @@ class Enhanced(nn.Module):
         self.model, self.recipe = model, recipe
         self.max_bytes, self.optimise = max_bytes, optimise
         self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
-        self.plans: dict[Key, Plan] = {}
-        self._versions: tuple[int, ...] = ()
+        self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
 
     @property
@@ -75,37 +69,27 @@ class Enhanced(nn.Module):
         return self.recipe.task
 
     # -- set up
+    @property
+    def _setup(self) -> Setup:
+        return self.recipe.task, self.recipe.space, self.max_bytes, self.optimise
+
+    @property
+    def plans(self) -> Plans:
+        """What was captured of the model as it is, for every image size that was used."""
+        if self._plans.model is not self.model or self._plans.setup != self._setup:
+            self._plans = Plans(self.model, self._setup)
+        return self._plans
+
     def prepare(self, example: Tensor) -> Plan:
         """Capture and analyse the model for the example's size (once per size, dtype and device)."""
-        images = check_images(example)
-        versions = tuple(p._version for p in self.model.parameters())
-        if versions != self._versions:  # the weights were changed: what was folded from them is stale
-            self.plans.clear()
-            self._versions = versions
-        key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
-        plan = self.plans.get(key)
-        if plan is None:
-            with torch.autocast(images.device.type, enabled=False):  # the graph is the model's; a run may be cast
-                plan = self._plan(images[:1])
-            self.plans[key] = plan
-        return plan
+        return self.plans.of(example)
 
     @property
     def plan(self) -> Plan:
         """How the size that was prepared first runs: layers, engine, where maps are aggregated."""
+        if not self.plans:
+            raise InputError("nothing is prepared yet: call better.prepare(images), or use it once")
         return next(iter(self.plans.values()))
-
-    def _plan(self, example: Tensor) -> Plan:
-        graph, run_segment = capture(self.model, example), as_it_is
-        if self.optimise:
-            graph = optimise(graph)
-        found = find_layers(graph)
-        if self.optimise and found.mostly_convolutions:
-            graph = channels_last(graph)
-            run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
-        if self.optimise == "compile":
-            run_segment = compile_segment
-        return make_plan(graph, found, self.task, self.recipe.space, self.max_bytes, run_segment)
 
     def options(self, plan: Plan) -> Options:
         """The recipe's search, made definite for this network."""
@@ -135,9 +119,10 @@ class Enhanced(nn.Module):
 
     def make_attention(self, plan: Plan) -> None:
         """The attention for this network's map, untrained (it is the mean) unless there is one already."""
-        if self.attention is None:
-            self.attention = Attention(plan.channels).to(plan.graph.device)
-        elif self.attention.channels != plan.channels:
+        with self.plans.lock:
+            if self.attention is None:
+                self.attention = Attention(plan.channels).to(plan.graph.device)
+        if self.attention.channels != plan.channels:
             made, has = self.attention.channels, plan.channels
             raise OptionError(f"the attention was made for {made} channels, this map has {has}")
 
@@ -156,8 +141,7 @@ class Enhanced(nn.Module):
         source = self._source(images)
         with self._cast(source):
             if self.recipe.plain:
-                with frozen_eval(self.model):
-                    return self.model(source.see(IDENTITY))
+                return self.plans.plain(source.see(IDENTITY))
             if self.recipe.searches:
                 return self.run(source.see(IDENTITY), ())[0]
             return self._answer(*self._looked(source))
@@ -212,6 +196,18 @@ class Enhanced(nn.Module):
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
 
+    def doubts(self, pictures: Any, states: int = 9) -> str | None:
+        """Without labels: why near states look unfamiliar to this network and should be left out, or None.
+
+        Example: `print(better.doubts(images))`. A few dozen pictures are enough.
+        """
+        near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
+        said = [near._looked(source, explain=True)[0].seen for source in self._batches(pictures)]
+        if self.task != "classification":
+            raise OptionError(f"doubts are told for classification, this is {self.task}")
+        looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
+        return warn_states(looks[0], looks[1:])
+
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
 
@@ -224,10 +220,7 @@ class Enhanced(nn.Module):
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
         preprocess = changes.pop("preprocess", self.preprocess)
         other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
-        kept = [(e.max_bytes, e.optimise, e.recipe.task, e.recipe.space) for e in (self, other)]
-        if kept[0] == kept[1]:
-            other.plans, other._versions = self.plans, self._versions
-        other.attention = self.attention
+        other._plans, other.attention = self.plans, self.attention  # plans of another setup will be made anew
         return other
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
@@ -245,10 +238,6 @@ class Enhanced(nn.Module):
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
         self.training = mode
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
-        return {**self.__dict__, "plans": {}, "_versions": ()}
 
     # -- inside
     def _source(self, images: Any) -> Source:
@@ -306,30 +295,14 @@ class Enhanced(nn.Module):
 
     def plain(self, images: Tensor) -> Tensor:
         """The main logits of the user's own model, untouched."""
-        fitted, plan, crop = self.fitted(images)
-        with frozen_eval(self.model):
-            leaves = pytree.tree_leaves(self.model(fitted))
-        logits: Tensor = cropped(leaves[plan.graph.index(plan.targets[0].leaf)], crop)
+        leaves = pytree.tree_leaves(self.plans.plain(images))
+        plan = self.fitted(images)[1]
+        logits: Tensor = leaves[plan.graph.index(plan.targets[0].leaf)]
         return logits
 
     def fitted(self, images: Tensor) -> tuple[Tensor, Plan, Crop]:
         """A plan for this image size; segmentation pads to a multiple of 32 where the model takes no other size."""
-        try:
-            return images, self.prepare(images), None
-        except ModelRaised as error:
-            h, w = images.shape[2:]
-            ph, pw = (-h) % MULTIPLE, (-w) % MULTIPLE
-            if self.task != "segmentation" or (ph == 0 and pw == 0):
-                raise
-            padded = F.pad(images, (0, pw, 0, ph), mode="replicate" if min(h, w) > 1 else "constant")
-            try:
-                plan = self.prepare(padded)
-            except ModelRaised:
-                raise InputError(
-                    f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help: "
-                    "resize or pad them to a size the model accepts"
-                ) from error
-            return padded, plan, (h / (h + ph), w / (w + pw))
+        return self.plans.fitted(images)
 
     def images_at_once(self, plan: Plan, options: Options, count: int | None = None) -> int:
         """How many images may be searched together."""
@@ -365,8 +338,7 @@ def enhance(
     its segments to `torch.compile`. `preprocess` says how pictures become tensors: with it, `better` takes PIL images,
     and views use what the crop leaves out.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    model = _own_module(model)
     asked = {**options, **({} if budget is None else {"budget": budget})}
     if recipe is None:
         recipe = "paper" if set(asked) & set(SEARCH) else "default"
@@ -384,9 +356,20 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     An ArtefactError where the file is damaged or foreign, or was saved for other weights. With `preprocess`, also where
     the images would be prepared in another way than when it was saved. What was saved is in `better.preprocess`.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    model = _own_module(model)
     kept = read_saved(path, model, preprocess)
     better = Enhanced(model, kept.recipe, 512 << 20, preprocess=kept.preprocess)
     better.attention = kept.attention
     return better
+
+
+def _own_module(model: Any) -> nn.Module:
+    """The user's own network: within `torch.compile` or `DataParallel`, and not one that is enhanced already."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    if any(isinstance(m, Enhanced) for m in model.modules()):
+        raise InputError(
+            "model: it is enhanced already; pass the inner module (better.model), or change what it does with "
+            "better.with_options(...)"
+        )
+    return unwrapped(model)

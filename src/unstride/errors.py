@@ -35,3 +35,11 @@ class DataError(UnstrideError):
 
 class ArtefactError(UnstrideError):
     """A saved file that is damaged, foreign, or made for another model."""
+
+
+class UnstrideWarning(UserWarning):
+    """The answer is there, but something about it should be known."""
+
+
+class NotWritten(UnstrideWarning):
+    """The answer is there, but a picture or a page of it could not be written."""

@@ -1,6 +1,7 @@
 """Packed and fused convolutions: the same numbers as the separate ops, to float rounding."""
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -197,6 +198,34 @@ def test_taps_are_moved_instead_of_a_large_map(
             torch.testing.assert_close(fast(images[:n]), literal(images[:n]), rtol=1e-5, atol=1e-5)
         with torch.autocast("cpu"):
             assert torch.isfinite(fast(images)).all()
+
+
+class Same(Depthwise):
+    """The same with TF's "same" padding: at the end alone, so that a state reads from one cell before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.deep(F.pad(F.relu(self.stem(x)), (0, 1, 0, 1)))
+        return self.last(F.relu6(y)).mean((2, 3))
+
+
+@pytest.mark.parametrize("net", [Same(3, 2, 0), Depthwise(3, 2, 1), Depthwise(3, 3, 1)])
+def test_taps_go_after_the_others_where_a_state_reads_from_before(
+    net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every selection of the layer, those whose taps cannot be moved among them (+1 of "same")."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused_module, "_LARGE", 1)
+    r, images = net.deep.stride[0], torch.randn(2, 3, 64, 64)
+    states = [((0, 0), s, (0, 0)) for s in itertools.product(range(1 - r, r), repeat=2)]
+    fast, literal = (
+        unstride.enhance(net.eval(), images[:1], states=states, aggregate="mean", optimise=o) for o in (True, False)
+    )
+    moved = [m for s in fast.plan.engine.moved for m in s.module.modules() if isinstance(m, MovedDepthwise)]
+    assert moved and any(min(start) < -m.mover.windows[0].start for m in moved for start in m.by_start)
+    torch.testing.assert_close(fast(images), literal(images), rtol=1e-5, atol=1e-5)
+    for state in states:  # one by one, for in a mean errors could cancel
+        one, two = (b.with_options(states=(state,)).explain(images)[0].states[-1].logits for b in (fast, literal))
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 
 class Unequal(nn.Module):

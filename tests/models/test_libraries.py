@@ -18,13 +18,13 @@ def test_random_weights_are_the_same_each_time_and_leave_the_random_state_alone(
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    first = load("torchvision:resnet18")
+    first = load("torchvision:resnet18", weights="random")
     assert torch.equal(torch.rand(3), expected)
-    second = load("torchvision:resnet18")
+    second = load("torchvision:resnet18", weights="random")
     for name, tensor in first.model.state_dict().items():
         assert torch.equal(tensor, second.model.state_dict()[name]), name
     assert not first.model.training
-    assert (first.task, first.classes, first.weights) == ("classification", (), "none")
+    assert (first.task, first.classes, first.weights) == ("classification", (), "random")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_random_weights_are_the_same_each_time_and_leave_the_random_state_alone(
     ],
 )
 def test_core_libraries(spec, task, shape):
-    loaded = load(spec)
+    loaded = load(spec, weights="random")
     with torch.no_grad():
         out = loaded.model(loaded.example())
     assert tuple((out["out"] if isinstance(out, dict) else out).shape) == shape
@@ -56,7 +56,7 @@ def test_core_libraries(spec, task, shape):
 )
 def test_smp(spec, size, shape):
     pytest.importorskip("segmentation_models_pytorch")
-    loaded = load(spec)
+    loaded = load(spec, weights="random")
     with torch.no_grad():
         assert tuple(loaded.model(loaded.example(size)).shape) == shape
     assert loaded.task == "segmentation"
@@ -73,7 +73,7 @@ def test_smp(spec, size, shape):
 )
 def test_transformers_from_a_configuration(spec, task, shape):
     pytest.importorskip("transformers")
-    loaded = load(spec)
+    loaded = load(spec, weights="random")
     with torch.no_grad():
         out = loaded.model(loaded.example(64))
     assert tuple(out.logits.shape) == shape
@@ -97,7 +97,7 @@ def test_transformers_from_a_folder(tmp_path):
     assert trained.classes == ("road", "sky", "tree")
     assert trained.task == "segmentation"
     assert trained.preprocess == Preprocess((48, 64), None, (0.1, 0.1, 0.1), interpolation="bilinear")
-    random = load(f"hf:{tmp_path}")
+    random = load(f"hf:{tmp_path}", weights="random")
     assert random.classes == ()
     assert not torch.equal(random.model.decode_head.classifier.weight, model.decode_head.classifier.weight)
 
@@ -152,7 +152,7 @@ def test_a_name_that_means_nothing_says_what_would(spec, hint):
     if spec.startswith("hf"):
         pytest.importorskip("transformers")
     with pytest.raises(SpecError) as caught:
-        load(spec)
+        load(spec, weights="random")
     assert hint in str(caught.value)
 
 
@@ -168,7 +168,8 @@ def test_a_download_that_fails_says_so(monkeypatch):
 
     monkeypatch.setattr("torchvision.models._api.WeightsEnum.get_state_dict", offline)
     with pytest.raises(
-        SpecError, match=r"could not be fetched \(OSError: Name or service not known\); use weights none"
+        SpecError,
+        match=r"could not be fetched \(OSError: Name or service not known\); use the path .* or weights random",
     ):
         load("torchvision:resnet18", weights="default")
 
@@ -236,7 +237,7 @@ def test_a_file_may_give_a_torchvision_preset(tmp_path):
 def test_a_missing_library_names_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
     with pytest.raises(SpecError, match=r"unstride\[segmentation\]"):
-        load("smp:Unet:resnet18")
+        load("smp:Unet:resnet18", weights="random")
 
 
 def test_the_embedded_classifier_has_the_samples_preprocessing():

@@ -37,7 +37,7 @@ class Mixed(nn.Module):
 def states_of(better: unstride.Enhanced, x: Tensor, count: int, seed: int = 0) -> list[State]:
     space = better.prepare(x).found.space
     g = torch.Generator().manual_seed(seed)
-    pick = lambda r: tuple(int(torch.randint(v, (), generator=g)) for v in r)  # noqa: E731
+    pick = lambda r: tuple(int(torch.randint(1 - v, v, (), generator=g)) for v in r)  # noqa: E731
     return [State(tuple(pick(r) for r in space.rates)) for _ in range(count)]
 
 

@@ -33,7 +33,7 @@ def test_cost_is_weighed_by_size_and_time_is_a_ratio_within_a_batch():
         Shard.of([image(2, 6.0, 300)]),
     ]
     settings = [Setting(1, 1), Setting(1, 4)]
-    plain, better = summarise(Shard.joined(shards), shards, settings, "classification", (), 0)
+    plain, better = summarise(Shard.joined(shards), shards, settings, "classification", (), 0, 10)
     assert (plain["latency"], better["latency"]) == (1.0, 3.5)
     assert plain["plain_ms"] == pytest.approx((50 + 200) / 2)
     assert better["macs"] == pytest.approx((2 * 100 + 6 * 300 + 6 * 300) / 700)

@@ -71,7 +71,7 @@ def test_a_vit_has_the_size_it_was_built_with(monkeypatch):
     # The best weights of vit_h_14 are for 518 pixels; built without weights it wants 224. Here a small one:
     small = torchvision.models.VisionTransformer(224, 14, 1, 1, 14, 14)
     monkeypatch.setattr("torchvision.models.get_model", lambda name, weights=None: small)
-    assert load("torchvision:vit_h_14").preprocess.size == (224, 224)
+    assert load("torchvision:vit_h_14", weights="random").preprocess.size == (224, 224)
 
 
 def test_a_gray_image_that_keeps_its_size():

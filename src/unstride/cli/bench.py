@@ -1,14 +1,15 @@
 """`unstride bench SPEC`: what the procedure costs on this machine."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, Budgets, ImageSize, Plot, Spec, Weights, numbers
+from unstride.cli.options import AnyWeights, AsJson, Budgets, ImageSize, Plot, Spec, numbers
+from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from unstride.proof.benching import Bench, BenchRow
@@ -25,12 +26,14 @@ def bench(
     budget: Budgets = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4",
     image_size: ImageSize = None,
-    weights: Weights = "none",
+    weights: AnyWeights = None,
     learned: Annotated[bool, typer.Option("--learned", help="With the learned aggregation and criterion.")] = False,
     growth: Annotated[
         bool, typer.Option("--growth", help="Then also how cost grows with states (to 256), batch and image size.")
     ] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="Times that everything is measured; medians count.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="Times that everything is measured; medians count.")
+    ] = 5,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time for it (without --growth): fewer repeats, and what does not fit is said.")
     ] = 45,
@@ -54,7 +57,7 @@ def bench(
         loaded.model,
         loaded.example(image_size),
         budgets,
-        numbers("--batch", batch),
+        numbers("--batch", batch, 4096),
         task=loaded.task or "classification",
         learned=learned,
         growth=growth,
@@ -65,10 +68,11 @@ def bench(
     )
     if plot is not None:
         from unstride.proof.cost import plot_bench
+        from unstride.show.style import save
 
-        plot_bench(result, spec).savefig(plot)
+        plot = save(plot_bench(result, spec), plot)
     if as_json:
-        typer.echo(json.dumps({"spec": spec, **result.to_json()}))
+        typer.echo(strict.dumps({"spec": spec, **result.to_json()}))
         return
     _show(spec, result)
     if plot is not None:
@@ -76,13 +80,11 @@ def bench(
 
 
 def _show(spec: str, result: "Bench") -> None:
-    from rich.console import Console
-
-    console = Console()
+    console = screen()
     where = f"{result.device}, {result.threads} thread{'s' * (result.threads != 1)}"
-    console.print(_table(f"{spec}: {result.plain_macs / 1e9:.2f} GMACs, {where}", result.rows))
+    print_table(console, _table(f"{spec}: {result.plain_macs / 1e9:.2f} GMACs, {where}", result.rows))
     for kind, rows in result.growth.items():
-        console.print(_table(f"growth with {kind}", rows))
+        print_table(console, _table(f"growth with {kind}", rows))
     for size, states in result.left_out:
         console.print(f"left out: {states} states at batch {size}; give more --seconds")
     console.print("x: times the plain forward of the same batch, medians of turns in this run")

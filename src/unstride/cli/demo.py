@@ -1,12 +1,13 @@
 """`unstride demo`: real figures and a picture on a fresh machine, without any hub."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unstride.cli.options import AsJson
+from unstride.cli.printing import screen
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,13 +27,13 @@ def demo(
 
     Exit code 3: some parts could not run; they are named, the others are done.
     """
-    from rich.console import Console
-
     from unstride import demo as show
     from unstride.errors import OptionError
+    from unstride.jobs.outputs import check_folder
     from unstride.show.html import Note
 
-    console = Console(soft_wrap=True, stderr=as_json)
+    check_folder(out, "--out")
+    console = screen(stderr=as_json)
     done: list[Part] = []
     try:
         with console.status("starting") as status:
@@ -47,7 +48,7 @@ def demo(
         figures: dict[str, Any] = {p.name: p.figures for p in done if not p.skipped}
         seconds = {p.name: round(p.seconds, 1) for p in done}
         notes = [b.text for p in done for b in p.blocks if isinstance(b, Note) and not p.skipped]
-        typer.echo(json.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
+        typer.echo(strict.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
     if skipped:
         raise typer.Exit(3)
 

@@ -1,7 +1,6 @@
 """`unstride evaluate SPEC --data KIND:PATH`: what it gains on your data, what it costs, and whether to use it."""
 
 import dataclasses
-import json
 import os
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unstride.cli.options import (
+    MOST,
     AsJson,
     Budgets,
     Data,
@@ -23,7 +23,9 @@ from unstride.cli.options import (
     numbers,
     on_device,
 )
+from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from unstride.models import Loaded
@@ -49,10 +51,10 @@ def evaluate(
         str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
     ] = None,
     tta_method: Annotated[str, typer.Option(help="mean or max.")] = "mean",
-    weights: Weights = "none",
+    weights: Weights = "default",
     split: Split = None,
     limit: Limit = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="Images at once.")] = None,
     seed: Seed = 0,
     out: Annotated[
         Path | None,
@@ -100,11 +102,11 @@ def evaluate(
     )
     if int(os.environ.get("RANK", 0)) == 0:
         if plot is not None:
-            proof.plot_rows(rows).savefig(plot)
+            plot = show.save(proof.plot_rows(rows), plot)
         written = {"report": report, "plot": plot}
         made = {name: str(path) for name, path in written.items() if path is not None}
         if as_json:
-            typer.echo(json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
+            typer.echo(strict.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
         else:
             _show(rows, folder, made)
     # torchrun would take any other code for a crash, and start the finished run again
@@ -127,29 +129,23 @@ def _loaded(spec: str, weights: str, fitted: Path | None) -> "Loaded":
 
 
 def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
-    from rich.console import Console
-
     from unstride.proof.words import advice, verdict
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a file has no edge to wrap at
+    console = screen()
     if rows[0].task == "segmentation":
-        console.print(_paper_table(rows))
-    console.print(_table(rows))
+        print_table(console, _paper_table(rows))
+    print_table(console, _table(rows))
     for row in rows:
         if not row.plain:
-            console.print(verdict(row), markup=False, highlight=False, soft_wrap=True)
-    console.print(advice(rows), markup=False, highlight=False, soft_wrap=True)
+            console.print(verdict(row), markup=False, highlight=False)
+    console.print(advice(rows), markup=False, highlight=False)
     if rows[0].errors:
         count = rows[0].errors
-        console.print(
-            f"{count:,} image{'s' * (count > 1)} could not be evaluated:", markup=False, highlight=False, soft_wrap=True
-        )
+        console.print(f"{count:,} image{'s' * (count > 1)} could not be evaluated:", markup=False, highlight=False)
         for name in rows[0].error_names:
-            console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {name}", markup=False, highlight=False)
     for name, path in ({"rows": str(folder / "rows.jsonl")} | made).items():
-        console.print(f"{name}: {path}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name}: {path}", markup=False, highlight=False)
 
 
 def _table(rows: list["Row"]) -> Any:
@@ -181,14 +177,24 @@ def _table(rows: list["Row"]) -> Any:
             "" if row.plain else f"{g['corrupted']:,}",
             f"{row.macs:.2f}x",
             "" if row.latency is None else f"{row.latency:.2f}x",
-            " ".join([*([] if row.plain else [row.verdict]), *(["(recommended)"] if row.recommended else [])]),
+            _remarks(row),
         )
     return table
+
+
+def _remarks(row: "Row") -> str:
+    from unstride.proof.words import untrained
+
+    random = untrained(row)
+    parts = [row.verdict * (not row.plain), f"({random})" * bool(random), "(recommended)" * row.recommended]
+    return " ".join(part for part in parts if part)
 
 
 def _paper_table(rows: list["Row"]) -> Any:
     """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
     from rich.table import Table
+
+    from unstride.proof.words import untrained
 
     tta = rows[0].options["tta"]
     name = "TTA" if tta is None else tta["policy"]
@@ -198,5 +204,6 @@ def _paper_table(rows: list["Row"]) -> Any:
         table.add_column(head, justify="right", no_wrap=True)
     for views in dict.fromkeys(row.views for row in rows):
         cells = [f"{row.metrics['miou'] * 100:.2f}" for row in rows if row.views == views]
-        table.add_row("without" if views == 1 else "with", *cells)
+        random = f" ({untrained(rows[0])})" if untrained(rows[0]) else ""
+        table.add_row(("without" if views == 1 else "with") + random, *cells)
     return table

@@ -1,12 +1,13 @@
 """`unstride inspect SPEC`: what a model throws away."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unstride.cli.options import AsJson, ImageSize, Spec, Weights
+from unstride.cli.options import AnyWeights, AsJson, ImageSize, Spec
+from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from unstride.geometry.report import Report
@@ -18,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 @takes_recipe()
 def inspect(
-    spec: Spec, asked: Asked, image_size: ImageSize = None, weights: Weights = "none", as_json: AsJson = False
+    spec: Spec, asked: Asked, image_size: ImageSize = None, weights: AnyWeights = None, as_json: AsJson = False
 ) -> None:
     """Show what a model subsamples, what a state there costs, and what was left out and why.
 
@@ -34,7 +35,7 @@ def inspect(
     costs = [] if better is None else better.stage_costs(example)
     if as_json:
         more = {} if better is None else {"recipe": {"text": str(better.recipe), "costs": costs}}
-        typer.echo(json.dumps({**report.to_json(), **more}))
+        typer.echo(strict.dumps({**report.to_json(), **more}))
         return
     _show(spec, report)
     if better is not None:
@@ -44,10 +45,8 @@ def inspect(
 
 
 def _show(spec: str, report: "Report") -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(_table(spec, report))
+    console = screen()
+    print_table(console, _table(spec, report))
     if report.features is not None:
         console.print(f"features end at {report.features}; what follows is the head")
     for x in report.left_out:

@@ -1,28 +1,78 @@
 """`unstride COMMAND`: commands are registered here.
 
-Exit codes: 0 fine, 1 an error that is explained, 2 bad usage, 3 finished, but with counted errors.
+Exit codes: 0 fine, 1 an error that is explained, 2 bad usage, 3 finished, but with counted errors (or without a
+picture or page that could not be written).
 """
 
+import contextlib
 import importlib
+import os
 import sys
+import warnings
 from typing import Any
 
 import typer
 
-from unstride.errors import UnstrideError
+from unstride.errors import NotWritten, UnstrideError, UnstrideWarning
 
-COMMANDS = ("inspect", "evaluate", "predict", "fit", "tta", "export", "bench", "reproduce", "demo", "studio")
+PARTLY = 3
+_MEMORY = "not enough memory for this; ask for smaller images, smaller batches or fewer states"
+COMMANDS = ("inspect", "tune", "evaluate", "predict", "fit", "tta", "export", "bench", "reproduce", "demo", "studio")
 
 
 class _Group(typer.core.TyperGroup):
-    """Known errors end in one line and exit code 1, never in a stack trace."""
+    """Known errors end in one line and exit code 1, never in a stack trace; warnings are such lines, too."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:  # of a file that vanished, or of the screen, which may be a full disk
+            _end(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        except MemoryError:
+            _end(_MEMORY)
+        except RuntimeError as error:
+            if "can't allocate memory" not in str(error):  # as torch says it
+                raise
+            _end(_MEMORY)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except UnstrideError as error:
-            typer.echo(f"unstride: {error}", err=True)
-            sys.exit(1)
+        missing: list[str] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UnstrideWarning)
+            usual = warnings.showwarning
+
+            def show(message: Any, category: Any, *rest: Any, **more: Any) -> None:
+                if not issubclass(category, UnstrideWarning):
+                    return usual(message, category, *rest, **more)
+                missing.extend([str(message)] * issubclass(category, NotWritten))
+                return typer.echo(f"unstride: {message}", err=True)
+
+            warnings.showwarning = show
+            try:
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+            except UnstrideError as error:
+                typer.echo(f"unstride: {error}", err=True)
+                sys.exit(1)
+            except typer.Exit as end:
+                sys.stdout.flush()
+                raise typer.Exit(_code(end.exit_code, missing)) from None
+        if _code(0, missing):
+            raise typer.Exit(PARTLY)
+        return result
+
+
+def _code(code: int, missing: list[str]) -> int:
+    """torchrun would take any other code than 0 for a crash, and start the finished run again."""
+    return PARTLY if not code and missing and "TORCHELASTIC_RUN_ID" not in os.environ else code
+
+
+def _end(why: str) -> None:
+    """What Python would still write to a screen that takes nothing goes nowhere, or it would complain once more."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    typer.echo(f"unstride: {why}", err=True)
+    sys.exit(1)
 
 
 app = typer.Typer(

@@ -18,11 +18,14 @@ Spec = Annotated[
         "or efficientnet-lite0, which needs no hub."
     ),
 ]
-Weights = Annotated[str, typer.Option(help="default (pretrained), none (random, no network), or a file.")]
+Weights = Annotated[str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")]
+AnyWeights = Annotated[
+    str | None, typer.Option(help="default (pretrained), random, or a file; what is here, where none are named.")
+]
 Task = Annotated[
     str | None, typer.Option(help="classification or segmentation; by default what the data or the model is for.")
 ]
-ImageSize = Annotated[int | None, typer.Option(min=1, help="Height and width; by default the model's own.")]
+ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and width; by default the model's own.")]
 
 # ---------------------------------------------------------------- the data
 Data = Annotated[
@@ -37,21 +40,29 @@ Limit = Annotated[int | None, typer.Option(min=1, help="At most so many images, 
 
 # ---------------------------------------------------------------- the procedure
 Budgets = Annotated[str | None, typer.Option(help="States per image, such as 4,10; 1 is the plain network.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")]
 
 # ---------------------------------------------------------------- what comes out
 Plot = Annotated[Path | None, typer.Option(help="Write a picture there (.png, .pdf, .svg, .jpg or .webp).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def numbers(name: str, text: str) -> list[int]:
-    """`1,4,10` or `2-4` -> what it lists."""
+MOST = 1_000_000  # that a count may be: of states, of images in a batch
+SEVERAL = 1000  # counts in one list
+
+
+def numbers(name: str, text: str, most: int = MOST) -> list[int]:
+    """`1,4,10` or `2-4`: whole numbers from 1 to `most`."""
     found: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*([1-9]\d*)(?:-(\d+))?\s*", part)
-        if match is None:
-            raise typer.BadParameter(f"{name} is {text!r}; wanted whole numbers from 1 on, such as 1,4,10 or 2-4")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= most:
+            wanted = f"whole numbers from 1 to {most:,} such as 1,4,10 or 2-4"
+            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted {wanted}")
+        if len(found) + last - first >= SEVERAL:
+            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted at most {SEVERAL:,} of them")
+        found += range(first, last + 1)
     return found
 
 

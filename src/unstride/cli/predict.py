@@ -1,6 +1,5 @@
 """`unstride predict SPEC INPUT...`: plain against enhanced, picture by picture, or all of them in a table."""
 
-import json
 import os
 from collections.abc import Iterator
 from itertools import groupby
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unstride.cli.options import AsJson, Plot, Spec, Task, Weights, on_device
+from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
+from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -66,6 +67,8 @@ def predict(
     if plot is not None:
         show.check_target(plot)
     loaded = on_device(models.load(spec, weights=weights))
+    if loaded.untrained:
+        typer.echo(f"unstride: {loaded.weights}: these weights know nothing of any image", err=True)
     task = _task(task, loaded)
     if out is not None:
         _table(loaded, inputs, out, {"task": task, "top": top, "batch_size": batch_size, **asked.options()}, as_json)
@@ -84,7 +87,7 @@ def predict(
     if as_json:
         head = {"spec": spec, "weights": loaded.weights, "task": task, "recipe": recipe}
         bad = [{"image": name, "error": why} for name, why in failed.items()]
-        typer.echo(json.dumps({**head, "images": answers, "failed": bad}))
+        typer.echo(strict.dumps({**head, "images": answers, "failed": bad}))
     if failed:
         for why in failed.values():
             typer.echo(f"unstride: {why}", err=True)
@@ -99,7 +102,7 @@ def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, An
 
     done = unstride.predict(loaded, inputs, out, progress=True, **options)
     if int(os.environ.get("RANK", 0)) == 0:
-        typer.echo(json.dumps(asdict(done)) if as_json else str(done))
+        typer.echo(strict.dumps(asdict(done)) if as_json else str(done))
     # torchrun would take any other code for a crash, and start the finished run again
     if done.errors and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise typer.Exit(PARTLY if done.errors < done.pictures else 1)
@@ -126,8 +129,9 @@ def _answers(
     import torch
 
     import unstride
-    from unstride.proof.work import place
+    from unstride.models.weights import place
     from unstride.show.answers import answer_of
+    from unstride.show.style import save
     from unstride.views.canvas import Pictures
     from unstride.views.policies import IDENTITY
 
@@ -140,7 +144,9 @@ def _answers(
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
                 answer["plot"] = str(names.of(Path(name)))
-                _picture(answer, Path(name), image, tensor, prediction, better, loaded).savefig(answer["plot"])
+                figure = _picture(answer, Path(name), image, tensor, prediction, better, loaded)
+                if save(figure, Path(answer["plot"])) is None:
+                    del answer["plot"]
             yield better, answer
 
 
@@ -225,16 +231,15 @@ class _Names:
 
 
 def _show(answer: dict[str, Any], states: bool) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
     from unstride.show.answers import headline
 
-    console = Console(soft_wrap=True)
+    console = screen()
     console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline(answer))}")
-    console.print(_classes_table(answer))
+    print_table(console, _classes_table(answer))
     if states:
-        console.print(_states_table(answer))
+        print_table(console, _states_table(answer))
     console.print(
         f"  {len(answer['states'])} {_looks(answer)}, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
         f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"

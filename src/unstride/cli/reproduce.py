@@ -1,12 +1,13 @@
 """`unstride reproduce NAME`: a table or figure of the paper, ours beside its own numbers."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unstride.cli.options import AsJson, Limit
+from unstride.cli.printing import screen
+from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -30,6 +31,7 @@ def reproduce(
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
     from unstride import paper
+    from unstride.jobs.outputs import check_folder
     from unstride.paper import render
 
     if name == "list":
@@ -47,11 +49,13 @@ def reproduce(
         place = paper.Root(data_root, limit)
     elif data is not None:
         place = paper.Sample(limit)
+    if out is not None:
+        check_folder(out, "--out")
     result = paper.reproduce(exhibit, place, out, progress=not as_json)
     if out is not None:
         for path in render.write(result, out):
             typer.echo(f"wrote {path}", err=True)
-    typer.echo(json.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
+    typer.echo(strict.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -72,9 +76,8 @@ def _list(as_json: bool) -> None:
             }
         )
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(strict.dumps(found))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "shows", "data")
@@ -83,4 +86,4 @@ def _list(as_json: bool) -> None:
         less = " (MACs: none)" if row["without_data"] == "MACs" else ""
         table.add_row(str(row["name"]), f"{row['where']}: {row['title']}", needs + less)
     table.columns[0].no_wrap = True
-    Console().print(table)
+    screen().print(table)

@@ -1,11 +1,11 @@
 """`unstride tta list POLICY`: the views that a budget takes."""
 
-import json
 from typing import Annotated
 
 import typer
 
-from unstride.cli.options import AsJson
+from unstride.cli.options import MOST, AsJson
+from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     @group.command("list")
     def list_views(
         policy: Annotated[str, typer.Argument(help="standard, expanded, segmentation, or a .toml or .json file.")],
-        budget: Annotated[int | None, typer.Option(min=1, help="How many views; all by default.")] = None,
+        budget: Annotated[int | None, typer.Option(min=1, max=MOST, help="How many views; all by default.")] = None,
         as_json: AsJson = False,
     ) -> None:
         """List the views of a policy in the order that a budget takes them, with their intensity."""
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
         views = chosen.views if budget is None else chosen.first(budget)
         if as_json:
             rows = [{"view": v.spec(), "intensity": v.intensity} for v in views]
-            typer.echo(json.dumps({"policy": chosen.name, "seed": chosen.seed, "size": len(chosen), "views": rows}))
+            typer.echo(strict.dumps({"policy": chosen.name, "seed": chosen.seed, "size": len(chosen), "views": rows}))
             return
         typer.echo(f"{chosen.name}: {len(views)} of {len(chosen)} views")
         for k, view in enumerate(views, 1):

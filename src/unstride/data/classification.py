@@ -27,9 +27,11 @@ from unstride.data.items import (
     of_arrays,
 )
 from unstride.errors import DataError
+from unstride.jobs.archives import check_inflation
 from unstride.views.images import images_below, open_image
 
 _HEADERS = ("path", "file", "filename", "image")
+_INFLATES = 200  # times its size: pictures of one colour, not a bomb
 _LABELS = ("label", "class", "target")
 
 
@@ -211,6 +213,7 @@ def _npz(path: Path, split: str | None, classes: int | None) -> Listing:
     if not path.is_file():
         raise DataError(f"{path}: no such file; wanted arrays x and y in a .npz")
     try:
+        check_inflation(path, _INFLATES, 1 << 28)
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:  # numpy raises nearly anything on a damaged file

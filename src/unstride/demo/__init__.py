@@ -17,6 +17,7 @@ import torch
 from unstride.demo import garments, photographs, scenes
 from unstride.demo.common import BUDGET, Say, percent
 from unstride.errors import UnstrideError
+from unstride.jobs.outputs import write_whole
 from unstride.show.html import Block, Facts, Note, Section, Text, render_report
 
 
@@ -59,7 +60,13 @@ def run(out: Path, say: Say = lambda text: None) -> Iterator[Part]:
     short = _short(done)
     sections = [Section("In short", tuple(short))] if short else []
     sections += [Section(p.title, p.blocks) for p in done]
-    path.write_text(render_report("unstride: what strided layers throw away, put to use", sections, told), "utf-8")
+    page = render_report("unstride: what strided layers throw away, put to use", sections, told)
+    try:
+        write_whole(path, page.encode())
+    except OSError as error:
+        why = f"{path}: cannot be written ({error.strerror or error})"
+        yield Part("report", "Report", skipped=why, blocks=(Note(why),))
+        return
     yield Part("report", "Report", str(path), (Text(f"Everything in one page: {path.resolve()}"),))
 
 

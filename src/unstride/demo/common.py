@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import UnstrideError
+from unstride.jobs.outputs import write_whole
 from unstride.proof import metrics
 from unstride.show.html import Block, Note, Picture, Table
 
@@ -90,7 +92,9 @@ def time_ratios(results: Sequence[dict[str, Any]], better: Enhanced, model: torc
 def drawn(path: Path, figure: Callable[[], Any], caption: str) -> Block:
     """The picture, in a file of its own, too; a note where there is no plot library."""
     try:
-        figure().savefig(path)
-    except UnstrideError as error:
+        stream = io.BytesIO()
+        figure().savefig(stream, format=path.suffix[1:])
+        write_whole(path, stream.getvalue())
+    except (UnstrideError, OSError) as error:
         return Note(f"Without this picture: {error}")
-    return Picture(path.read_bytes(), caption, f"{caption} ({path.name})")
+    return Picture(stream.getvalue(), caption, f"{caption} ({path.name})")

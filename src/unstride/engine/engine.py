@@ -14,7 +14,7 @@ from unstride.engine.store import Key, Store
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
-from unstride.graph.capture import Graph, run_nodes, tolerance
+from unstride.graph.capture import Graph, gap, run_nodes, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
@@ -83,8 +83,7 @@ class Engine:
                 if n in doubtful:
                     b = doubtful[n]
                     second = both[n].narrow(b.dim, b.factor, b.factor)
-                    scale = value.abs().amax().clamp(min=1e-6)
-                    if not (second - value).abs().amax() <= 50 * tolerance(value.dtype) * scale:
+                    if not gap(second, value) <= 50 * tolerance(value.dtype):
                         raise CaptureError(
                             f"{n.name} lies where a layer is cut, and mixes the images of a batch in dimension {b.dim} "
                             f"of {tuple(value.shape)}: the model cannot be cut there. Leave that layer out, or rewrite "

@@ -1,4 +1,4 @@
-"""Convolutions with weights packed once, and the sum and activation after them in the same pass (oneDNN).
+"""Convolutions with weights packed once, and the sum and activation after them in the same call (oneDNN).
 
 Only for float32 on a CPU; the results are those of the separate ops to float rounding. Eager torch rearranges the
 weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
@@ -27,11 +27,12 @@ _ALONE: dict[Any, tuple[str, list[float]]] = {
 }
 _SEPARATE: dict[str, Callable[..., Tensor]] = {
     "none": lambda y: y,
-    "relu": F.relu,
-    "hardtanh": F.hardtanh,
+    "relu": F.relu_,
+    "hardtanh": F.hardtanh_,
     "swish": F.silu,
     "hardswish": F.hardswish,
 }
+_DEAF = ("relu", "hardtanh")  # in the same pass these make a number of NaN, so they are applied to the result
 _LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
 _NEEDED = (
     "_reorder_convolution_weight",
@@ -82,8 +83,13 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
             return self._separate(x, other)
-        packed = self.weight(x.shape, *self.where)
         name, scalars = self.act
+        if name in _DEAF:
+            return _SEPARATE[name](self._fused(x, other, "none", []), *scalars)
+        return self._fused(x, other, name, scalars)
+
+    def _fused(self, x: Tensor, other: Tensor | None, name: str, scalars: list[float]) -> Tensor:
+        packed = self.weight(x.shape, *self.where)
         op = torch.ops.mkldnn._convolution_pointwise
         if other is None:
             return op(x, packed, self.bias, *self.where, name, scalars, "")
@@ -106,7 +112,7 @@ class MovedDepthwise(nn.Module):
     """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied.
 
     Where a state reads farther back, the op pads more and the zero taps come after its own. A selection that would give
-    another number of outputs so has its rows copied. The same numbers, as long as the map is finite.
+    another number of outputs so has its rows copied; so have rows that are not finite, of which a zero tap is no 0.
     """
 
     def __init__(
@@ -160,7 +166,10 @@ class MovedDepthwise(nn.Module):
         parts, done = [], 0
         for t, first, count in neighbours(places, starts):
             rows, conv = t.narrow(0, first, count), self.by_start.get(starts[done])
-            parts.append(conv(rows) if conv else self.copied(self.mover(rows, states[done : done + count])))
+            part = conv(rows) if conv else None
+            if part is None or not part.sum().isfinite():
+                part = self.copied(self.mover(rows, states[done : done + count]))
+            parts.append(part)
             done += count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

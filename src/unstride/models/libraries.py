@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from unstride.errors import SpecError
+from unstride.errors import SpecError, UnstrideWarning
 from unstride.views.images import Preprocess
 
 _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
@@ -25,9 +25,10 @@ class Blueprint:
 
     build: Callable[..., nn.Module]  # (classes: int | None, names: of a checkpoint's tensors) -> random weights
     pretrained: Callable[[], nn.Module]
-    preprocess: Callable[[str, nn.Module], Preprocess]  # (weights: none, default or path; model)
+    preprocess: Callable[[str, nn.Module], Preprocess]  # (weights: random, default or path; model)
     task: Callable[[nn.Module], str]
     classes: Callable[[nn.Module], tuple[str, ...]] = lambda model: ()
+    decoder_random: bool = False  # also of what is called pretrained
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
@@ -172,6 +173,7 @@ def _smp(name: str) -> Blueprint:
     def pretrained() -> nn.Module:
         warnings.warn(
             f"smp:{name}: only the encoder is pretrained, the decoder is random; give the path of trained weights",
+            UnstrideWarning,
             stacklevel=2,
         )
         choices = [True] if universal else list(smp.encoders.encoders[encoder]["pretrained_settings"])
@@ -193,7 +195,7 @@ def _smp(name: str) -> Blueprint:
         mean, std = (tuple(v / top for v in settings[key]) for key in ("mean", "std"))
         return replace(plain, mean=mean, std=std, channels=settings["input_space"])
 
-    return Blueprint(build, pretrained, preprocess, lambda model: "segmentation")
+    return Blueprint(build, pretrained, preprocess, lambda model: "segmentation", decoder_random=True)
 
 
 def _hf(name: str) -> Blueprint:

@@ -13,10 +13,20 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unstride.errors import ArtefactError, SpecError
+from unstride.jobs.archives import check_inflation
 
 # What trainers put around the weights, and what wrappers put before their names.
 _ENVELOPES = ("state_dict", "model_state_dict", "model")
+_INFLATES = 4  # torch writes tensors as they are; an archive that grows more than this was made to
 _PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
+
+
+def place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """Where a model is, and of which type it wants its images."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.float32
 
 
 @contextlib.contextmanager
@@ -31,13 +41,19 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pt or .pth file by name. A file that would have to be unpickled is refused."""
     path = Path(path)
     if not path.is_file():
-        raise SpecError(f"weights {str(path)!r}: no such file; wanted none, default or the path of a weights file")
+        raise SpecError(f"weights {str(path)!r}: no such file; wanted default, random or the path of a weights file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        check_inflation(path, _INFLATES)
+    except ValueError as error:
+        raise ArtefactError(f"{path}: {error}; it was not opened") from error
     except SafetensorError as error:
         raise ArtefactError(f"{path}: damaged, or not a safetensors file ({error})") from error
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises nearly anything on a file that is not its own
         raise ArtefactError(
             f"{path}: it cannot be read as plain tensors ({type(error).__name__}); it is damaged, or holds Python "
@@ -48,6 +64,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             content = content[envelope]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
         raise ArtefactError(f"{path}: wanted tensors by name, as model.state_dict() gives; it holds something else")
+    for key, value in content.items():
+        if value.layout != torch.strided or value.is_meta or value.untyped_storage().nbytes() < value.nbytes:
+            raise ArtefactError(f"{path}: {key} claims {tuple(value.shape)} values that are not in the file")
     return {str(key): value for key, value in content.items()}
 
 
@@ -89,6 +108,12 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
         raise ArtefactError(
             f"{origin}: these weights are not for {type(model).__name__}: of {len(own)} tensors, {'; '.join(parts)}. "
             "Check the model's name, or build the model in a file.py:function"
+        )
+    broken = [name for name, tensor in given.items() if tensor.is_floating_point() and bool(tensor.isnan().any())]
+    if broken:
+        raise ArtefactError(
+            f"{origin}: {len(broken)} of {len(own)} tensors hold NaN ({', '.join(broken[:3])}), and so would every "
+            "answer. Take the weights of an earlier epoch"
         )
     extra: dict[str, Any] = {name: own[name] for name in own if name not in given}
     model.load_state_dict({**given, **extra})

@@ -53,7 +53,7 @@ class Work:
 @lru_cache(maxsize=8)
 def work(model: str, budgets: tuple[int, ...] = (3, 10, 15)) -> Work:
     """`work("ResNet18").ours[10]`: with random weights, on noise; which states a search visits moves it a little."""
-    loaded = models.load(SPECS[model])
+    loaded = models.load(SPECS[model], weights=None)
     images = torch.randn(_IMAGES, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     better = enhance(loaded.model, images[:1], max(budgets), optimise=False)  # folded norms could not be counted
     plan = better.prepare(images[:1])
@@ -138,7 +138,7 @@ RESNET18_LAYERS = ("conv1", "maxpool", "layer2.0.conv1, layer2.0.downsample.0", 
 
 
 def _layers() -> list[Value]:
-    report = inspect(models.load(SPECS["ResNet18"]).model, torch.zeros(1, 3, 224, 224))
+    report = inspect(models.load(SPECS["ResNet18"], weights=None).model, torch.zeros(1, 3, 224, 224))
     values = []
     for layer, paper in zip(report.layers, RESNET18_LAYERS, strict=True):
         row = (str(layer.index),)

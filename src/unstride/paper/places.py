@@ -198,7 +198,7 @@ class Root:
         """(spec, weights) of a model, or None: one of one's own first, then a file of weights, then the library's."""
         name, own = _slug(model), self.path / "models.py"
         if own.is_file() and re.search(rf"^def {data}_{name}\(", own.read_text(encoding="utf-8"), re.MULTILINE):
-            return f"{own}:{data}_{name}", "none"
+            return f"{own}:{data}_{name}", "default"
         spec = f"torchvision:{TORCHVISION[model]}" if model in TORCHVISION else None
         spec = f"timm:{TIMM[model]}" if model in TIMM else spec
         if spec is None:
@@ -216,7 +216,7 @@ def _first_weights(spec: str, name: str) -> Loaded:
     """torchvision's IMAGENET1K_V1; its default is a later recipe with other accuracies."""
     from torchvision.models import get_model_weights
 
-    loaded = models.load(spec)
+    loaded = models.load(spec, weights=None)
     chosen = get_model_weights(spec.partition(":")[2])["IMAGENET1K_V1"]
     try:
         state = chosen.get_state_dict(progress=False, check_hash=True)

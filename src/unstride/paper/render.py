@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unstride.errors import NotWritten
+from unstride.jobs.outputs import write_whole
 from unstride.paper.exhibits import Value
 from unstride.paper.reproducing import Result
+from unstride.show.style import save
 
 Grid = tuple[list[str], list[list[str]]]
 
@@ -56,16 +60,19 @@ FORMATS: dict[str, tuple[str, Callable[[Result], str]]] = {
 
 def write(result: Result, folder: Path) -> list[Path]:
     """All formats, and a picture where there is something to draw, as NAME.md, NAME.csv, NAME.tex, NAME.png."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for suffix, make in FORMATS.values():
-        path = folder / f"{result.exhibit.name}{suffix}"
-        path.write_text(make(result), encoding="utf-8")
-        paths.append(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, make in FORMATS.values():
+            path = folder / f"{result.exhibit.name}{suffix}"
+            write_whole(path, make(result).encode())
+            paths.append(path)
+    except OSError as error:
+        warnings.warn(NotWritten(f"{folder}: cannot be written to ({error.strerror or error})"), stacklevel=2)
+        return paths
     if any(isinstance(value.ours, float) for value in result.values):
-        path = folder / f"{result.exhibit.name}.png"
-        picture(result).savefig(path)
-        paths.append(path)
+        drawn = save(picture(result), folder / f"{result.exhibit.name}.png")
+        paths += [drawn] if drawn is not None else []
     return paths
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from unstride.data import Dataset
+from unstride.data.batches import Batches
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import ArtefactError, DataError
+from unstride.errors import ArtefactError
 from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.models import Loaded
 from unstride.paper import macs
@@ -26,7 +25,6 @@ from unstride.proof import Row, evaluate
 from unstride.proof.metrics import score
 from unstride.proof.runner import make_tta
 from unstride.tta import TTA
-from unstride.views.images import Preprocess
 
 COUNTED = ("gmacs", "macs")
 KIND = "paper-attention"
@@ -180,13 +178,13 @@ class Job:
         run = cell.run
         loaded, better = self._loaded(run), self._enhanced(run)
         test = self.place.test(loaded, run.data)
-        plan = better.prepare(next(iter(Batches(test, test.preprocess)))[0][:1])
+        plan = better.prepare(next(iter(Batches(test, _BATCH)))[0][:1])
         states = list(plan.found.space.states(better.options(plan).layers))[: run.budget]
         looking = better.with_options(states=tuple(states))
         right = torch.zeros(len(states))
         criterion = torch.zeros(len(states))
         count = 0
-        for images, labels in Batches(test, test.preprocess):
+        for images, labels in Batches(test, _BATCH):
             for prediction, label in zip(looking.explain(images), labels.tolist(), strict=True):
                 found = {visited.state: visited for visited in prediction.states}
                 ours = [found[state] for state in states]
@@ -212,7 +210,7 @@ class Job:
         loaded, where = self._loaded(run), self.place.key(run.model, run.data)
         if where not in self.plain:
             test = self.place.test(loaded, run.data)
-            example = next(iter(Batches(test, test.preprocess)))[0][:1]
+            example = next(iter(Batches(test, _BATCH)))[0][:1]
             self.plain[where] = enhance(loaded.model, example, task=run.task)
         better = self.plain[where]
         options: dict[str, Any] = {**run.options, "seed": self.seed}
@@ -246,8 +244,8 @@ class Job:
             pass
         fitting.fit(
             better,
-            Batches(train, train.preprocess),
-            Batches(validation, validation.preprocess),
+            Batches(train, _BATCH),
+            Batches(validation, _BATCH),
             familiar=False,  # training images as they are, as the paper has it
             budget=_FIT_BUDGET,
             epochs=self.epochs,
@@ -280,8 +278,8 @@ class Job:
         )
         seen = wide or loaded.preprocess
         tta.fit(
-            Batches(train, seen),
-            Batches(validation, seen),
+            Batches(train, _BATCH, preprocess=seen),
+            Batches(validation, _BATCH, preprocess=seen),
             cache_dir=self.folder / "logits" / _digest([self._where(run), self._how(run), run.budget]),
             seed=self.seed,
             progress=self.progress,
@@ -297,34 +295,3 @@ class Job:
 
 def _digest(about: object) -> str:
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Batches:
-    """(images, labels) of a data set, again and again in the same order; images that cannot be read are left out."""
-
-    data: Dataset
-    preprocess: Preprocess
-
-    def __len__(self) -> int:
-        return -(-len(self.data) // _BATCH)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        images: list[Tensor] = []
-        labels: list[int] = []
-        found = False
-        for item in self.data:
-            try:
-                picture, target = item.read()
-                images.append(self.preprocess(picture))
-            except (DataError, OSError):
-                continue
-            found = True
-            labels.append(target if isinstance(target, int) else 0)  # of a mask nobody asks
-            if len(images) == _BATCH or not isinstance(target, int):  # whose images may have any size
-                yield torch.stack(images), torch.tensor(labels)
-                images, labels = [], []
-        if images:
-            yield torch.stack(images), torch.tensor(labels)
-        if not found:
-            raise DataError(f"{self.data.name}: none of {len(self.data)} images can be read")

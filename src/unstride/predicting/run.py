@@ -33,13 +33,13 @@ from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
 from unstride.predicting.parts import PART, Parts, check_out, write_table
 from unstride.predicting.reading import BYTES, Preparing, Reader, Ready
 from unstride.predicting.rows import Columns, Row, at_size, write_mask
 from unstride.procedure.prediction import Prediction
 from unstride.proof.rows import versions
-from unstride.proof.work import place
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
 from unstride.views.images import open_image

@@ -12,6 +12,7 @@ from unstride.procedure.align import Offset, add_aligned, align, align_covered, 
 
 BORDERS = ("renormalise", "zeros")
 ALL = slice(None)
+LEAST = 1e-6  # of the weight of one state
 
 
 def two_class(logits: Tensor, dim: int = 1) -> Tensor:
@@ -23,7 +24,24 @@ def entropy(logits: Tensor, dim: int = 1) -> Tensor:
     """Entropy of the predicted distribution divided by log K: 0 is certain, 1 knows nothing."""
     logits = two_class(logits, dim).float()
     logp = logits.log_softmax(dim)
-    return -(logp.exp() * logp).sum(dim) / math.log(logits.shape[dim])
+    finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 log 0 is 0, where a class is ruled out; NaN stays
+    return -(logp.exp() * finite).sum(dim) / math.log(logits.shape[dim])
+
+
+def sure_weight(logits: Tensor, dim: int = 1) -> Tensor:
+    """The weight of a prediction: 1 - entropy, and never 0, or a place where no state knows anything had no answer."""
+    return (1.0 - entropy(logits, dim)).clamp(min=LEAST)
+
+
+def top_class(logits: Tensor, dim: int = 1) -> Tensor:
+    """The likeliest class; -1 where that is not known, because the logits are not numbers."""
+    best, index = two_class(logits, dim).max(dim)
+    return index.masked_fill_(best.isnan(), -1)
+
+
+def agreement(own: Tensor, final: Tensor) -> Tensor:
+    """Whether classes (S, ...) are the final ones (...), as numbers to be averaged: NaN where one is not known."""
+    return (own == final).float().masked_fill_((own < 0) | (final < 0), math.nan)
 
 
 class Accumulator(Protocol):
@@ -68,7 +86,7 @@ class WeightedMean:
             f = align_covered(f, offset)
         elif offset is not None:
             f = align(f, offset)
-        weight = (1.0 - entropy(f)) * inside
+        weight = sure_weight(f) * inside
         self.add(images, f, weight, None)
         return weight
 

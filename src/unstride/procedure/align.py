@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,20 +49,18 @@ class Offset:
         ]
 
 
-def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where maps of this size lie on each other when one is moved by whole cells: (place, source), or None."""
-    if any(abs(k) >= n for k, n in zip(cells, size, strict=True)):
-        return None
-    place = tuple(slice(max(k, 0), n + min(k, 0)) for k, n in zip(cells, size, strict=True))
-    return place, tuple(slice(max(-k, 0), n - max(k, 0)) for k, n in zip(cells, size, strict=True))
+def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[Any, Any]:
+    """Where maps (..., *size) lie on each other when one is moved by whole cells: indices of (place, source)."""
+    place = [slice(max(k, 0), max(0, n + min(k, 0))) for k, n in zip(cells, size, strict=True)]
+    source = [slice(max(-k, 0), max(0, n - max(k, 0))) for k, n in zip(cells, size, strict=True)]
+    return (..., *place), (..., *source)
 
 
 def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
     """total += Align(f) for maps (..., H, W), in place; what has no source adds nothing."""
     for cells, weight in offset.taps():
-        both = overlap(f.shape[-len(cells) :], cells)
-        if both is not None:
-            total[(..., *both[0])].add_(f[(..., *both[1])], alpha=weight)
+        place, source = overlap(f.shape[-len(cells) :], cells)
+        total[place].add_(f[source], alpha=weight)
 
 
 def align(f: Tensor, offset: Offset) -> Tensor:

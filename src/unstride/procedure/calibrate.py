@@ -77,10 +77,10 @@ def _settled(
             below = threshold(now[alive], share)
             alive = alive & ~(now >= below)
             gate += 1
-            passed.append(float(alive.float().mean()))
+            passed.append(float(alive.double().mean()))
             stage = replace(stage, gate=Gate(stage.gate.by, below, passed[-1]))
         done.append(stage)
-        total += price * float(alive.float().mean())
+        total += price * float(alive.double().mean())
     return Calibration(count, total, tuple(passed), tuple(done))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unstride.errors import OptionError
 from unstride.geometry.states import State, StateSpace
-from unstride.procedure.aggregate import entropy, two_class
+from unstride.procedure.aggregate import agreement, entropy, top_class, two_class
 from unstride.views.policies import IDENTITY, View
 
 MEASURES = ("margin", "probability", "entropy", "agreement")
@@ -115,7 +115,7 @@ def sureness(logits: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
     if by == "entropy":
         return 1.0 - entropy(logits)
     if by == "agreement":
-        final = logits.argmax(1)
-        return torch.stack([(top == final).float() for top in own]).mean(0)
+        final = top_class(logits)
+        return torch.stack([agreement(top, final) for top in own]).mean(0)
     p = logits.softmax(1).topk(2, 1).values
     return p[:, 0] - p[:, 1] if by == "margin" else p[:, 0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean, two_class
+from unstride.procedure.aggregate import WeightedMean, top_class
 from unstride.procedure.gates import Stage, sureness
 from unstride.procedure.prediction import cropped
 from unstride.procedure.tasks import Plan
@@ -181,7 +181,7 @@ class Looking:
                 weight = stage.weight(view) * len(of)
                 out.merged.add(len(out.macs), here, logits, weight, stage.temperature(view))
                 if agreement:
-                    for i, top in zip(here, two_class(logits).argmax(1), strict=True):
+                    for i, top in zip(here, top_class(logits), strict=True):
                         out.tops[i].append(top)
                 if self.explain:
                     out.seen.append(Seen(tuple(Look(view, s) for s in of), here, logits, stage.weight(view)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import two_class
+from unstride.procedure.aggregate import agreement, top_class, two_class
 from unstride.procedure.align import overlap
 from unstride.procedure.search import Expansion
 from unstride.procedure.tasks import Plan
@@ -92,20 +92,21 @@ def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequen
 
     A pixel that a state does not cover is decided by the others.
     """
-    best = two_class(final[None])[0].argmax(0)
+    best = top_class(final, 0)
     first = two_class(own[0][None].float())[0]
     total, within, count = torch.zeros_like(first), torch.zeros_like(first[0]), torch.zeros_like(first[0])
-    same = pixels = 0
+    same, pixels = 0.0, 0
     for logits, shift in zip(own, shifts, strict=True):
         p = two_class(logits[None].float())[0].softmax(0)
         here: Any = ...
-        if p.ndim > 1 and (both := overlap(p.shape[1:], shift)) is not None:
-            here, p = (..., *both[0]), p[(..., *both[1])]
+        if p.ndim > 1:
+            here, source = overlap(p.shape[1:], shift)
+            p = p[source]
         total[here] += p
         within[here] += _entropy(p)
         count[here] += 1
-        equal = p.argmax(0) == best[here]
-        same, pixels = same + int(equal.sum()), pixels + equal.numel()
+        equal = agreement(top_class(p, 0), best[here])
+        same, pixels = same + float(equal.sum(dtype=torch.float64)), pixels + equal.numel()
     return same / pixels, (_entropy(total / count) - within / count).clamp(min=0)
 
 

@@ -16,7 +16,7 @@ from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
 from unstride.graph.ops import ancestors
-from unstride.procedure.aggregate import Attention, entropy
+from unstride.procedure.aggregate import Attention, sure_weight
 from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
 from unstride.procedure.tasks import Plan
@@ -111,9 +111,9 @@ class StaticAggregate(nn.Module):
         moved = self._moved(m, offset)
         weight = torch.ones((), device=m.device)
         if self.kind == "entropy" and self.per_pixel:
-            weight = (1.0 - entropy(moved)).unsqueeze(1)
+            weight = sure_weight(moved).unsqueeze(1)
         elif self.kind == "entropy":
-            weight = (1.0 - entropy(logits)).clamp(min=1e-6).view(-1, *[1] * (m.ndim - 1))
+            weight = sure_weight(logits).view(-1, *[1] * (m.ndim - 1))
         if self.covered and offset is not None and m.ndim == 4:
             weight = weight * _cover(m, offset)
         return moved * weight, weight
@@ -136,9 +136,8 @@ def _align(m: Tensor, offset: Offset | None) -> Tensor:
     size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
     for cells, weight in offset.taps():
-        both = overlap(size, cells)
-        if both is not None:
-            part = m[(..., *both[1])] * weight
+        if all(abs(k) < n for k, n in zip(cells, size, strict=True)):
+            part = m[overlap(size, cells)[1]] * weight
             sides = [side for k in reversed(cells) for side in (max(k, 0), max(-k, 0))]
             part = F.pad(part, sides) if any(sides) else part
             out = part if out is None else out + part

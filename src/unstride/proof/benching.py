@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
-from unstride.graph.capture import check_images, frozen_eval
+from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
 from unstride.proof.pacing import LEAST, paced
 from unstride.recipe import Recipe
@@ -241,11 +241,7 @@ def _work(better: Enhanced, variants: Mapping[int, Enhanced], images: Tensor) ->
 
 
 def _plain(better: Enhanced, images: Tensor) -> Call:
-    def plain() -> Any:
-        with frozen_eval(better.model):
-            return better.model(images)
-
-    return plain
+    return lambda: better.plans.plain(images)
 
 
 def measure(

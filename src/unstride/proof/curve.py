@@ -16,10 +16,11 @@ LINES = (("o-", COLOURS[0]), ("s--", COLOURS[1]))  # told apart without colour, 
 def plot_rows(rows: Sequence[Row], title: str = "") -> Any:
     """A matplotlib Figure: `plot_rows(unstride.evaluate("sample", "sample")).savefig("curve.png")`."""
     from unstride.proof.page import measured
-    from unstride.proof.words import measure
+    from unstride.proof.words import measure, untrained
 
     figure = library().Figure(figsize=(9.2, 3.9), dpi=150, layout="constrained")
-    figure.suptitle(title or f"{rows[0].spec} on {rows[0].data}: {rows[0].images:,} images", color=INK)
+    told = f"{rows[0].spec} on {rows[0].data}: {rows[0].images:,} images"
+    figure.suptitle(", ".join(filter(None, [title or told, untrained(rows[0])])), color=INK)
     names = ("budget (states per image)", "cost (MACs, plain forward = 1)")
     for axes, name, over_cost in zip(figure.subplots(1, 2, sharey=True), names, (False, True), strict=True):
         axes.axhline(100 * rows[0].quality, color=PLAIN, linestyle=":", label="plain")

@@ -19,8 +19,10 @@ import dataclasses
 import hashlib
 import json
 import re
+import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,17 +33,20 @@ from torch import Tensor, nn
 from unstride.data import TASKS, Dataset
 from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.jobs.distributed import launched, world
 from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.jobs.outputs import check_folder
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.models.weights import place
 from unstride.proof.page import check_report, write_report
 from unstride.proof.rows import Row, append_rows, read_rows, versions
 from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
-from unstride.proof.work import BATCH, Job, place, work
+from unstride.proof.words import doubts
+from unstride.proof.work import BATCH, Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA
@@ -52,7 +57,7 @@ def evaluate(
     data: str | Dataset,
     budgets: Sequence[int] | None = None,
     *,
-    weights: str = "none",
+    weights: str | Path = "default",
     task: str | None = None,
     tta: str | TTA | None = None,
     tta_method: str = "mean",
@@ -79,8 +84,12 @@ def evaluate(
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
     asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise OptionError(f"seed is {seed!r}; wanted a whole number, 0 or more")
     if report is not None:
         check_report(Path(report))
+    if out is not None:
+        check_folder(out, "out")
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
     if isinstance(model, str):
@@ -99,6 +108,8 @@ def evaluate(
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
+    if progress and launched().leads:
+        print(dataset.legend, file=sys.stderr)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
@@ -110,6 +121,8 @@ def evaluate(
         if us.leads:
             whole = Shard.joined(shards)
             rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named}))
+            for doubt in doubts(rows):
+                warnings.warn(doubt, UnstrideWarning, stacklevel=2)
             if report is not None:
                 write_report(Path(report), rows, whole, job)
         return us.share(rows)
@@ -132,7 +145,9 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
         )
     task = TASKS.get(data.partition(":")[0], "classification")
-    return load_data(data, model.for_task(task).preprocess, split, limit, classes=_classes(model))
+    plain = model.model.model if isinstance(model.model, Enhanced) else model.model
+    labels = dataclasses.replace(model.for_task(task), model=plain).labels
+    return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
 def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
@@ -140,21 +155,6 @@ def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -
         raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
     if isinstance(model, Loaded) and model.task not in (None, dataset.task):
         raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
-
-
-def _classes(loaded: Loaded) -> int | None:
-    """How many the model tells apart: labels beyond that are found before the run, not in it."""
-    if loaded.classes:
-        return len(loaded.classes)
-    from torch.utils import _pytree as pytree
-
-    from unstride.graph.capture import frozen_eval
-
-    device, dtype = place(loaded.model)
-    with frozen_eval(loaded.model):
-        leaves = pytree.tree_leaves(loaded.model(loaded.example().to(device, dtype)))
-    sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
-    return max(2, sizes[0]) if sizes else None
 
 
 def _enhanced(
@@ -166,20 +166,23 @@ def _enhanced(
         raise OptionError(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
-    device, dtype = place(module)
-    example = _first(dataset)[None].to(device, dtype)
-    if isinstance(module, Enhanced):
-        better = module.with_options(**options)
-        better.fitted(example)
-    else:
-        named = {"recipe": "paper", **options}
-        better = enhance(module, example, task=dataset.task, preprocess=dataset.preprocess, **named)
+    example = _first(dataset)[None].to(*place(module))
+    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **options})
     if not better.recipe.stages:
         return better.with_options(seed=seed)
     if budgets is not None:
         raise OptionError(
             f"budgets are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
         )
+    return better
+
+
+def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
+    """Made ready for images like the example, or as it is if it was enhanced before, with these options."""
+    if not isinstance(module, Enhanced):
+        return enhance(module, example, task=task, **{"recipe": "paper", **options})
+    better = module.with_options(**options)
+    better.fitted(example)
     return better
 
 
@@ -231,7 +234,9 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
     if not len(whole.index):
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
-    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed)
+    plan = job.better.plan
+    told_apart = max(2, plan.found.trace.shapes[plan.targets[0].leaf][1])
+    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, told_apart)
     shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
     return [
         Row(

@@ -5,6 +5,7 @@ unstride.evaluate("sample", "sample", limit=200, report="report.html")
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,13 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, NotWritten
 from unstride.geometry.report import Report
+from unstride.jobs.outputs import check_file, write_whole
+from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.proof.rows import Row
 from unstride.proof.shards import Array, Shard
-from unstride.proof.words import advice, measure, setting
-from unstride.proof.work import Job, place
+from unstride.proof.words import advice, doubts, measure, setting, stated
+from unstride.proof.work import Job
 from unstride.show.answers import class_map, class_name
 from unstride.show.html import (
     Block,
@@ -47,31 +50,31 @@ PERCENT = ("top1", "top5", "miou", "aacc", "macc")
 
 def check_report(path: Path) -> None:
     """Whether a page can be written there, asked before hours of work."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise OptionError(f"report is {str(path)!r}; wanted a name that ends in .html")
-    if not path.parent.is_dir():
-        raise OptionError(f"report is {str(path)!r}, but there is no folder {str(path.parent)!r}; make it first")
+    check_file(path, "report", (".html", ".htm"))
 
 
 def write_report(path: Path, rows: Sequence[Row], whole: Shard, job: Job) -> None:
-    """The page of one run; the images that changed are read and run once more."""
-    first = rows[0]
+    """The page of one run; the images that changed are read and run once more. Where it cannot be written, that is a
+    warning and not an error: the rows are there, and worth more than their page.
+    """
+    first, legend = rows[0], job.dataset.legend
     name = measure(first)
     about = (
         f"{first.images:,} images; weights: {first.weights}. Gain: points of {name} over the plain network on the same "
         "images, with its 95 % bootstrap interval. MACs and time in plain forwards."
     )
+    told_of_all = (_table(rows), *_charts(rows, name), *_errors(first))
     sections = [
         Section("In short", (Facts(_facts(rows, name)), Text(_sentence(advice(rows))))),
-        Section("Every setting", (Text(about), _table(rows), *_charts(rows, name), *_errors(first))),
+        Section("Every setting", (*map(Note, doubts(rows)), Text(about), Text(_sentence(legend)), *told_of_all)),
         Section("Images that changed", tuple(_changed(rows, whole, job))),
         Section("What the network throws away", (_layers(job),)),
     ]
     told = f"{first.created}, {first.device}, torch {first.versions.get('torch', '?')}, run {first.run}"
     try:
-        path.write_text(render_report(f"{first.spec} on {first.data}", sections, told), "utf-8")
+        write_whole(path, render_report(f"{first.spec} on {first.data}", sections, told).encode())
     except OSError as error:
-        raise OptionError(f"report: cannot write {path} ({error.strerror or error})") from error
+        warnings.warn(NotWritten(f"report {path}: cannot be written ({error.strerror or error})"), stacklevel=3)
 
 
 def measured(rows: Sequence[Row]) -> dict[str, list[Measured]]:
@@ -91,11 +94,11 @@ def _charts(rows: Sequence[Row], name: str) -> tuple[Block, ...]:
 
 
 def _facts(rows: Sequence[Row], name: str) -> tuple[tuple[str, str], ...]:
-    out = [(f"{100 * rows[0].quality:.2f} %", f"{name}, plain")]
+    out = [(f"{100 * rows[0].quality:.2f} %", f"{name}, {stated(rows[0])}")]
     shown = [max(rows[1:], key=lambda row: row.quality)] if len(rows) > 1 else []
     shown += [row for row in rows if row.recommended and not row.plain and row not in shown]
     for row in shown:
-        words = f"{name}, {setting(row)}, {row.macs:.1f}x MACs: {row.verdict}"
+        words = f"{name}, {stated(row)}, {row.macs:.1f}x MACs: {row.verdict}"
         out.append((f"{100 * row.quality:.2f} %", words))
     return tuple(out)
 
@@ -111,7 +114,7 @@ def _table(rows: Sequence[Row]) -> Table:
         gain = "" if row.plain else f"{100 * g['gain']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]"
         changed = "" if row.plain else f"{g['corrected']:,} / {g['corrupted']:,}"
         time = "" if row.latency is None else f"{row.latency:.1f}x"
-        cells.append((setting(row), values[0], gain, changed, f"{row.macs:.1f}x", time, *values[1:]))
+        cells.append((stated(row), values[0], gain, changed, f"{row.macs:.1f}x", time, *values[1:]))
     told = "; ".join(f"{setting(row)}: {row.verdict}" for row in rows if not row.plain)
     strong = frozenset(k for k, row in enumerate(rows) if row.recommended)
     caption = f"{_sentence(told)} The recommended row is stressed." if told else ""

@@ -169,9 +169,9 @@ def make_tta(
         policy, count = Policy("flip", (policies.parse_view("Identity"), policies.parse_view("FlipLR"))), "2"
     else:
         known, _, count = name.rpartition(":")
-        if not known or not count.isdecimal():
+        if not known or not count.isdecimal() or len(count) > 9:
             raise OptionError(
-                f"tta: got {name!r}, wanted flip, POLICY:VIEWS such as standard:15 (policies: "
+                f"tta: got {name[:60]!r}, wanted flip, POLICY:VIEWS such as standard:15 (policies: "
                 f"{', '.join(policies.BUILT_IN)}, or a .toml or .json file), or the .safetensors file of a fitted TTA"
             )
         policy = policies.get(known, seed)

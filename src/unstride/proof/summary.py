@@ -16,9 +16,18 @@ from unstride.proof.shards import Array, Shard
 
 
 def summarise(
-    whole: Shard, shards: Sequence[Shard], settings: Sequence[Setting], task: str, classes: Sequence[str], seed: int
+    whole: Shard,
+    shards: Sequence[Shard],
+    settings: Sequence[Setting],
+    task: str,
+    classes: Sequence[str],
+    seed: int,
+    told_apart: int,
 ) -> list[dict[str, Any]]:
-    """One dict per setting: metrics, gain, verdict, recommended, macs, plain_macs, latency, plain_ms."""
+    """One dict per setting: metrics, gain, verdict, recommended, macs, plain_macs, latency, plain_ms.
+
+    `told_apart` is the number of the model's classes; what guessing among them would reach is in the metrics.
+    """
     measured, compare = (_classification if task == "classification" else _segmentation)(whole.values, classes, seed)
     quality = [one["top1" if task == "classification" else "miou"] for one in measured]
     plain_macs = whole.values["plain_macs"]
@@ -32,7 +41,7 @@ def summarise(
         ratios = [1.0 if k == 0 else shard.seconds[k] / shard.seconds[0] for shard in timed]
         rows.append(
             {
-                "metrics": measured[k],
+                "metrics": {**measured[k], "chance": 1 / told_apart},
                 "gain": {name: value for name, value in asdict(gain).items() if name != "n"},
                 "verdict": "plain" if k == 0 else gain.verdict,
                 "recommended": k == advised,

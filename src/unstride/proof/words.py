@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from unstride.proof.rows import Row
+
+ENOUGH = {"classification": 20, "segmentation": 1}  # images from which an accuracy at chance says something
 
 
 def verdict(row: Row) -> str:
@@ -12,7 +15,7 @@ def verdict(row: Row) -> str:
     g = row.gain
     what = "images" if row.task == "classification" else "pixels"
     return (
-        f"{setting(row)}: {row.verdict}: {g['gain'] * 100:+.2f} points of {measure(row)}, 95 % interval "
+        f"{stated(row)}: {row.verdict}: {g['gain'] * 100:+.2f} points of {measure(row)}, 95 % interval "
         f"{g['low'] * 100:+.2f} to {g['high'] * 100:+.2f}; {g['corrected']:,} {what} corrected, {g['corrupted']:,} "
         f"corrupted; {row.macs:.1f}x the MACs" + (f", {row.latency:.1f}x the time" if row.latency is not None else "")
     )
@@ -22,6 +25,8 @@ def advice(rows: Sequence[Row]) -> str:
     """Which setting to use, and why."""
     chosen = next(row for row in rows if row.recommended)
     best = max(rows, key=lambda row: row.quality)
+    if untrained(chosen):
+        return f"recommended: nothing; with {untrained(chosen)} no accuracy means anything, so load trained ones"
     if chosen.plain:
         return (
             f"recommended: leave it off; nothing is measurably better than the plain network on these "
@@ -29,6 +34,36 @@ def advice(rows: Sequence[Row]) -> str:
         )
     same = "the best" if chosen is best else f"the cheapest that is not measurably below the best ({setting(best)})"
     return f"recommended: {setting(chosen)}, {same}, at {chosen.macs:.1f}x the MACs of a plain forward"
+
+
+def untrained(row: Row) -> str:
+    """`random weights`, said in every line with an accuracy of them; nothing where the weights were trained."""
+    if row.weights in ("random", "none"):  # "none": rows of version 0.1
+        return "random weights"
+    return row.weights if row.weights.startswith("random") else ""
+
+
+def stated(row: Row) -> str:
+    """`setting`, and what must be said beside its accuracy."""
+    return setting(row) + (f" ({untrained(row)})" if untrained(row) else "")
+
+
+def doubts(rows: Sequence[Row]) -> list[str]:
+    """What makes the plain accuracy itself doubtful, and what is usually wrong then."""
+    plain = rows[0]
+    if untrained(plain):
+        return [f"{measure(plain)} with {untrained(plain)} is the accuracy of guessing; give trained weights"]
+    chance = plain.metrics.get("chance")
+    if chance is None or plain.images < ENOUGH[plain.task]:
+        return []
+    wide = 2 * math.sqrt(chance * (1 - chance) / plain.images) if plain.task == "classification" else 0.0
+    if plain.quality > chance + wide:
+        return []
+    return [
+        f"plain {measure(plain)} is {100 * plain.quality:.2f} %, no better than guessing ({100 * chance:.2f} %). "
+        "Usually wrong then: labels in another order than the model's classes; images prepared in another way than in "
+        "training (size, mean and std, BGR for RGB); weights that are random, or were trained for something else"
+    ]
 
 
 def setting(row: Row) -> str:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from unstride.data import Dataset
 from unstride.enhanced import Enhanced
-from unstride.errors import DataError, UnstrideError
+from unstride.errors import DataError, InputError, UnstrideError
 from unstride.jobs import outputs
 from unstride.jobs.distributed import World
 from unstride.jobs.progress import progress as show_progress
+from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.proof import metrics
 from unstride.proof.runner import Runner
@@ -55,13 +56,6 @@ class Job:
         """The images of each shard; they do not depend on the batch size, so a run may be resumed with another."""
         size, total = SHARD[self.task], len(self.dataset)
         return [range(i, min(i + size, total)) for i in range(0, total, size)]
-
-
-def place(model: nn.Module) -> tuple[torch.device, torch.dtype]:
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.is_floating_point():
-            return tensor.device, tensor.dtype
-    return torch.device("cpu"), torch.float32
 
 
 def work(job: Job, folder: Path, run: str, us: World, progress: bool) -> list[Shard]:
@@ -212,6 +206,8 @@ def _segmented(logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[s
         maps = []
         for one in logits:
             scores = two_class(one[k : k + 1])
+            if not bool(torch.isfinite(scores).all()):
+                raise InputError("logits are not finite; half precision may have overflowed, try float32")
             if scores.shape[-2:] != image.target.shape:
                 scores = nn.functional.interpolate(
                     scores.float(), image.target.shape, mode="bilinear", align_corners=False

@@ -6,6 +6,6 @@ matplotlib), charts, and self-contained pages without scripts (`html`). Touch: h
 
 from unstride.show.classification import plot_classification
 from unstride.show.segmentation import overlay, plot_segmentation, strip
-from unstride.show.style import check_target, seen
+from unstride.show.style import check_target, save, seen
 
-__all__ = ["check_target", "overlay", "plot_classification", "plot_segmentation", "seen", "strip"]
+__all__ = ["check_target", "overlay", "plot_classification", "plot_segmentation", "save", "seen", "strip"]

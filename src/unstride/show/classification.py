@@ -23,7 +23,7 @@ LARGEST_GLYPH = 4  # a selection among more cells than 4x4 is written in numbers
 def plot_classification(
     image: Image.Image,
     prediction: Prediction,
-    rates: Sequence[tuple[int, int]],
+    rates: Sequence[tuple[int, ...]],
     classes: tuple[str, ...] = (),
     title: str = "",
 ) -> Any:
@@ -79,7 +79,7 @@ class _Widths:
         return self.tree + self.glyphs + self.bars + 0.5
 
 
-def _glyphs_width(rates: Sequence[tuple[int, int]]) -> float:
+def _glyphs_width(rates: Sequence[tuple[int, ...]]) -> float:
     return max(1.6, (0.26 if max(map(max, rates)) <= LARGEST_GLYPH else 0.45) * len(rates) + 0.3)
 
 
@@ -128,7 +128,7 @@ def _draw_tree(
     final: Tensor,
     classes: tuple[str, ...],
     colour: dict[int, str],
-    rates: Sequence[tuple[int, int]],
+    rates: Sequence[tuple[int, ...]],
     width: _Widths,
     height: float,
 ) -> None:
@@ -190,8 +190,8 @@ def _glyphs(
     ax: Any,
     x: float,
     y: float,
-    selections: Sequence[tuple[int, int]],
-    rates: Sequence[tuple[int, int]],
+    selections: Sequence[tuple[int, ...]],
+    rates: Sequence[tuple[int, ...]],
     tint: str,
     row: float,
 ) -> None:

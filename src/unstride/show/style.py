@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import colorsys
+import io
+import warnings
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from unstride.errors import OptionError
+from unstride.errors import NotWritten, OptionError
+from unstride.jobs.outputs import check_file, write_whole
 from unstride.views.images import Preprocess
 
 INK, SOFT, LINE, FAINT, PAPER = "#1b1f27", "#5d6675", "#aeb7c4", "#d9dee6", "#ffffff"
@@ -34,10 +37,20 @@ def library() -> Any:
 def check_target(path: Path) -> None:
     """Whether a picture can be written there, asked before hours of work."""
     library()
-    if path.suffix.lower() not in SUFFIXES:
-        raise OptionError(f"--plot {path}: wanted a name that ends in {' '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise OptionError(f"--plot {path}: there is no folder {path.parent}; make it first")
+    check_file(path, "--plot", SUFFIXES)
+
+
+def save(figure: Any, path: Path) -> Path | None:
+    """A figure into a file; None, and a warning, where that fails: what it shows was computed, and is not lost."""
+    stream = io.BytesIO()
+    try:
+        figure.savefig(stream, format=path.suffix[1:].lower())
+        write_whole(path, stream.getvalue())
+    except (OSError, ValueError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or error
+        warnings.warn(NotWritten(f"--plot {path}: cannot be written ({reason})"), stacklevel=2)
+        return None
+    return path
 
 
 def shorten(text: str, length: int) -> str:

@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.enhanced import Enhanced
+from unstride.errors import InputError
 from unstride.geometry.report import Report
 from unstride.models import Loaded
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.align import overlap
 from unstride.procedure.prediction import Prediction, moved
 from unstride.procedure.tasks import Plan
 from unstride.show.answers import class_map, class_name, probabilities
@@ -48,13 +50,15 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
-    x = loaded.preprocess(image)[None]
+    x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
     highest = _affordable(plan) if segmenting else BUDGET
     wide = better.with_options(budget=highest)
     # One search gives all of it: `explain` and `costs` would each search again.
     _, at, predictions, costs = wide.run(x, tuple(range(1, highest + 1)), explain=True)
     p = predictions[0]
+    if not bool(torch.isfinite(p.logits).all()):
+        raise InputError("the model's answer to this picture is not finite")
     count = len(p.states)
     budgets = range(1, count + 1)
     answers = [at[b][0] for b in budgets]
@@ -161,10 +165,10 @@ def _state(v: Any) -> dict[str, Any]:
     }
 
 
-def _same(own: NDArray[np.int64], shift: tuple[int, int], answer: NDArray[np.int64]) -> float:
+def _same(own: NDArray[np.int64], shift: tuple[int, ...], answer: NDArray[np.int64]) -> float:
     """The share of the pixels that both cover where a state, laid on the plain grid, says what the answer says."""
-    (y, x), (h, w) = shift, answer.shape
-    return float((own[: h - y, : w - x] == answer[y:, x:]).mean())
+    place, source = overlap(answer.shape, shift)
+    return float((own[source] == answer[place]).mean())
 
 
 def _heat(values: Tensor) -> dict[str, Any]:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import json
 import threading
 from collections import OrderedDict
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from unstride import models
-from unstride.enhanced import Enhanced, enhance
+from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, UnstrideError
+from unstride.jobs import strict
 from unstride.models import Loaded
+from unstride.models.weights import place
+from unstride.proof.loop import prepared
 from unstride.show.html import as_png
 from unstride.studio.choices import Choice, Sample, offered, samples_for
 from unstride.studio.looking import BUDGET, layers, look
+from unstride.studio.worker import Worker
 from unstride.views.images import open_image
 
 UPLOAD_BYTES = 20 << 20
@@ -47,7 +51,7 @@ class Studio:
         self.samples: dict[str, dict[str, Sample]] = {
             key: {str(k): s for k, s in enumerate(samples_for(choice.spec))} for key, choice in self.choices.items()
         }
-        self._lock = threading.Lock()
+        self._lock, self._worker = threading.Lock(), Worker()
         self._ready: dict[str, tuple[Loaded, Enhanced]] = {}
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._catalogue = packed(
@@ -79,7 +83,7 @@ class Studio:
 
         def compute() -> dict[str, Any]:
             loaded, better = self._model(model)
-            plan = better.prepare(loaded.example())
+            plan = better.prepare(_example(loaded))
             return {"task": better.task, **layers(plan, better.options(plan).layers)}
 
         return self._once(("layers", model), compute)
@@ -87,15 +91,13 @@ class Studio:
     def look(self, model: str, picture: str | bytes) -> bytes:
         """All that is shown of one picture: the key of a sample, or the bytes of an uploaded file."""
         self._known(model)
-        if isinstance(picture, bytes):
-            image, name = _uploaded(picture), hashlib.sha256(picture).hexdigest()
-        else:
-            found = self.samples[model].get(picture)
-            if found is None:
-                raise InputError(f"there is no sample picture {picture[:20]!r} for this model; reload the page")
-            image, name = found.image, picture
+        if isinstance(picture, str) and picture not in self.samples[model]:
+            raise InputError(f"there is no sample picture {picture[:20]!r} for this model; reload the page")
+        name = hashlib.sha256(picture).hexdigest() if isinstance(picture, bytes) else picture
 
         def compute() -> dict[str, Any]:
+            # Decoded here, when it is its turn: many at once would fill the memory.
+            image = _uploaded(picture) if isinstance(picture, bytes) else self.samples[model][picture].image
             loaded, better = self._model(model)
             return look(loaded, better, image)
 
@@ -109,7 +111,7 @@ class Studio:
         if key not in self._ready or len(self._ready[key][1].plans) > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
-            self._ready[key] = loaded, enhance(loaded.model, loaded.example(), BUDGET, task=task)
+            self._ready[key] = loaded, prepared(loaded.model, _example(loaded), task, {"budget": BUDGET})
         return self._ready[key]
 
     def _once(self, key: tuple[str, ...], compute: Any) -> bytes:
@@ -117,7 +119,7 @@ class Studio:
             raise Busy("another picture is still being computed; try again when it is done")
         try:
             if key not in self._answers:
-                self._answers[key] = packed(compute())
+                self._answers[key] = self._worker.do(lambda: packed(compute()))
             self._answers.move_to_end(key)
             while len(self._answers) > KEPT:
                 self._answers.popitem(last=False)
@@ -128,7 +130,11 @@ class Studio:
 
 def packed(data: Any) -> bytes:
     """Gzipped JSON: maps of thirty budgets are long and repeat themselves."""
-    return gzip.compress(json.dumps(data, allow_nan=False, separators=(",", ":")).encode(), 5, mtime=0)
+    return gzip.compress(strict.dumps(data).encode(), 5, mtime=0)
+
+
+def _example(loaded: Loaded) -> Tensor:
+    return loaded.example().to(*place(loaded.model))
 
 
 def _uploaded(body: bytes) -> Image.Image:

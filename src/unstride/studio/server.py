@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,7 +17,9 @@ from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
 from unstride.errors import OptionError, UnstrideError
-from unstride.studio.room import UPLOAD_BYTES, Busy, Studio, packed
+from unstride.studio.room import PATIENCE, UPLOAD_BYTES, Busy, Studio, packed
+
+WAITING = 4  # uploads that are held in memory, the one being computed included
 
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -36,9 +39,11 @@ HEADERS = {
 
 class StudioServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 64  # of those that call in one moment; Python's 5 would hang up on a page full of pictures
 
     def __init__(self, studio: Studio, host: str, port: int) -> None:
         self.studio, self.host = studio, host
+        self.uploads = threading.BoundedSemaphore(WAITING)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         folder = resources.files("unstride.studio").joinpath("page")
         self.pages = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in PAGES.items()}
@@ -103,8 +108,15 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.studio.layers(asked.get("model", ""))
 
     def _look(self, asked: dict[str, str]) -> bytes:
-        body = self._body()
-        return self.server.studio.look(asked.get("model", ""), asked.get("sample", body))
+        size = self._size()
+        if not self.server.uploads.acquire(timeout=PATIENCE):
+            self._drain(size)
+            raise Busy("too many pictures are waiting; try again when they are done")
+        try:
+            body = self._body(size)
+            return self.server.studio.look(asked.get("model", ""), asked.get("sample", body))
+        finally:
+            self.server.uploads.release()
 
     # -- around them
     def _handle(self, routes: dict[str, Callable[[dict[str, str]], bytes]]) -> None:
@@ -134,7 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not trusted(self.headers.get("Host"), self.server.host):
             raise _Refused(HTTPStatus.FORBIDDEN, f"this page is at {self.server.url}, not under the name you asked for")
         origin = self.headers.get("Origin")
-        foreign = origin is not None and urlsplit(origin).netloc != self.headers.get("Host")
+        try:
+            foreign = origin is not None and urlsplit(origin).netloc != self.headers.get("Host")
+        except ValueError as error:
+            raise _Refused(HTTPStatus.BAD_REQUEST, "the Origin of this request cannot be understood") from error
         foreign |= self.headers.get("Sec-Fetch-Site") == "cross-site"
         if foreign and self.path != "/":  # a link to the page is fine
             raise _Refused(HTTPStatus.FORBIDDEN, "another site may not use this page")
@@ -147,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.BAD_REQUEST, "this address cannot be understood") from error
         return parts.path, {name: values[0] for name, values in query.items()}
 
-    def _body(self) -> bytes:
+    def _size(self) -> int:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 16):
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "the size of the file must come first (Content-Length)")
@@ -158,6 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 f"the file has {size / 2**20:.0f} MB; at most {UPLOAD_BYTES >> 20} MB are allowed here",
             )
+        return size
+
+    def _body(self, size: int) -> bytes:
         body = self.rfile.read(size)
         if len(body) != size:
             raise _Refused(HTTPStatus.BAD_REQUEST, "the upload broke off")

@@ -19,6 +19,7 @@ from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
 from unstride.procedure.temperature import fit_temperature
+from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool
 from unstride.views.policies import IDENTITY, View
 
@@ -27,17 +28,6 @@ FOLDS = 5
 CLASSES = 48  # of each picture, the likeliest: enough to choose by
 STEPS = 8  # units that a stage may have
 OBJECTIVES = ("likelihood", "accuracy")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What may be added at once: a view in its plain state, or in its nearest states, which share their prefixes."""
-
-    view: View
-    states: str = "plain"
-
-    def __str__(self) -> str:
-        return str(self.view) if self.states == "plain" else f"{self.view} in {self.states}"
 
 
 @dataclass(frozen=True)
@@ -170,23 +160,22 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         for j in range(1, STEPS + 1):
             if not paths[j].isnan().any():
                 tried[share, j] = paths[j]
-    share, steps = simplest(tried, whole)
+    share, steps = simplest(tried)
     if not steps:
         return Choice()
     path = greedy(whole, share, ceiling, objective, own)[:steps]
     return Choice(tuple(units[u] for u in path), share)
 
 
-def simplest(
-    tried: dict[tuple[float, int], Tensor], t: Table, plain: tuple[float, int] = (1.0, 0)
-) -> tuple[float, int]:
-    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better."""
+def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
+    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better.
+
+    A single further look is believed after one standard error, more of them after two: there are more to err with.
+    """
     best = min(tried, key=lambda key: float(tried[key].mean()))
-    if _difference(tried[plain], tried[best]) <= 2.0:
-        return plain
-    fine = [key for key in tried if key != plain and _difference(tried[key], tried[best]) <= 1.0]
-    fine = [key for key in fine if _difference(tried[plain], tried[key]) > 2.0] or [best]
-    return min(fine, key=lambda key: (key[1], key[0]))
+    sure = [k for k in tried if k != plain and _difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
+    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 1.0]
+    return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unstride.procedure.aggregate import two_class
+from unstride.procedure.aggregate import top_class
 from unstride.procedure.gates import Stage, sureness
 from unstride.procedure.looks import Look, Merged
 from unstride.tuning.pool import Pool
@@ -52,7 +52,7 @@ def simulate(pool: Pool, stages: Sequence[Stage], merge: str = "logits", gated: 
                 logits = pool.logits[pool.index[look]]
                 here = logits if len(rows) == count else logits[rows]
                 merged.add(count, rows, here, stage.weight(look.view), stage.temperature(look.view))
-                tops.append(two_class(logits).argmax(1))
+                tops.append(top_class(logits))
             costs[rows] += pool.cost([*taken, *new]) - (pool.cost(taken) if taken else 0.0)
         taken += new
     return Simulated(merged.logits(), costs, tuple(sure))
