@@ -92,7 +92,7 @@ def test_onnx_runs_the_same_and_holds_the_weights_once(name, tmp_path):
 
 def gated(margins):
     """Gates that stop about half of the images, and then about half again."""
-    first, second = (Gate(below=float(margins.quantile(q))) for q in (0.5, 0.25))
+    first, second = (Gate(below=float(margins.quantile(q))) for q in (0.6, 0.5))
     again = Stage(views("mirror", "1.5x"), gate=first), Stage(views("0.75x"), gate=second)
     return Recipe("gated", stages=(Stage(), *again), temperature=1.5)
 

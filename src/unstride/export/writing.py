@@ -135,12 +135,11 @@ def _written(module: nn.Module, example: Tensor, path: Path) -> Path:
         if path.suffix == ".pt2":
             torch.export.save(torch.export.export(module, (example,), dynamic_shapes=batch), path)
             return path
-        names = {"input_names": ["images"], "output_names": ["logits"]}
-        program: Any = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=batch, verbose=False, **names)  # type: ignore[arg-type]
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "verbose": False}
+        program: Any = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=batch, **names)
         common = importlib.import_module("onnx_ir.passes.common")
-        common.DeduplicateHashedInitializersPass()(
-            program.model
-        )  # each view's copy of the network brings the weights again
+        # Each size has a capture of its own, and brings the weights again.
+        common.DeduplicateInitializersPass(size_limit=1 << 40)(program.model)
         program.save(str(path), external_data=False)
     return path
 
