@@ -27,7 +27,6 @@ from unstride.procedure.looks import Looked, Looking, matched_stages
 from unstride.procedure.options import Options
 from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
-from unstride.procedure.run import run_procedure
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
 from unstride.recipe import Recipe, get
@@ -137,6 +136,11 @@ class Enhanced(nn.Module):
         `images`: a tensor (B, C, H, W) as the model takes it; a `Canvas`, whose pixels around the crop views may use;
         or PIL images, where the preprocessing is known.
         """
+        if torch.compiler.is_exporting():
+            raise OptionError(
+                "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
+                "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
+            )
         source = self._source(images)
         with self._cast(source):
             if self.recipe.plain:
@@ -284,31 +288,13 @@ class Enhanced(nn.Module):
         """The search, all at once: the model's output, logits at each budget, predictions, costs at each budget."""
         images, plan, crop = self.fitted(images)
         options = self.options(plan)
-        leaves: list[list[Any]] = []
-        at: dict[int, list[Tensor]] = {b: [] for b in budgets}
-        macs_at: dict[int, list[float]] = {b: [] for b in budgets}
-        predictions: list[Prediction] = []
         together = self.images_at_once(plan, options, len(images))
-        main_leaf = plan.graph.index(plan.targets[0].leaf)
-        with torch.no_grad():
-            for part in images.tensor_split(-(-len(images) // together)):
-                outcome = run_procedure(plan, part, options, budgets, explain)
-                leaves.append(assemble.searched_leaves(plan, outcome, part))
-                main = leaves[-1][main_leaf]
-                for b in budgets:
-                    at[b].append(self._warm(assemble.at_budget(plan, outcome, b, main)))
-                    macs_at[b] += [assemble.cost_at(plan, options, r, b) for r in outcome.runs]
-                leaves[-1][main_leaf] = main = self._warm(main)
-                if explain:
-                    predictions += [
-                        assemble.searched_prediction(plan, options, r, m, main[k])
-                        for k, (r, m) in enumerate(zip(outcome.runs, outcome.macs, strict=True))
-                    ]
-        joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
-        output = assemble.returned(plan, joined, crop, len(images))
+        parts = images.tensor_split(-(-len(images) // together))
+        leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self._warm)
+        output = assemble.returned(plan, leaves, crop, len(images))
         if crop is not None:
             predictions = [assemble.cropped_prediction(p, crop) for p in predictions]
-        return output, {b: cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
+        return output, {b: cropped(logits, crop) for b, logits in at.items()}, predictions, macs
 
     def plain(self, images: Tensor) -> Tensor:
         """The main logits of the user's own model, untouched."""

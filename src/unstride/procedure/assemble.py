@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,45 @@ from torch.fx import Node
 from unstride.procedure.looks import Looked
 from unstride.procedure.options import Options
 from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, cropped_output, moved
-from unstride.procedure.run import ImageRun, Outcome, finish
+from unstride.procedure.run import ImageRun, Outcome, finish, run_procedure
 from unstride.procedure.tasks import Plan, Target
 
 Crop = tuple[float, ...] | None
+
+
+Found = tuple[list[Any], dict[int, Tensor], list[Prediction], dict[int, list[float]]]
+
+
+def searched(
+    plan: Plan,
+    parts: Sequence[Tensor],
+    options: Options,
+    budgets: tuple[int, ...],
+    explain: bool,
+    warm: Callable[[Tensor], Tensor],
+) -> Found:
+    """The search of some images, part by part: leaves, logits at each budget, predictions, costs at each budget."""
+    leaves: list[list[Any]] = []
+    at: dict[int, list[Tensor]] = {b: [] for b in budgets}
+    macs_at: dict[int, list[float]] = {b: [] for b in budgets}
+    predictions: list[Prediction] = []
+    main_leaf = plan.graph.index(plan.targets[0].leaf)
+    with torch.no_grad():
+        for part in parts:
+            outcome = run_procedure(plan, part, options, budgets, explain)
+            leaves.append(searched_leaves(plan, outcome, part))
+            main = leaves[-1][main_leaf]
+            for b in budgets:
+                at[b].append(warm(at_budget(plan, outcome, b, main)))
+                macs_at[b] += [cost_at(plan, options, r, b) for r in outcome.runs]
+            leaves[-1][main_leaf] = main = warm(main)
+            if explain:
+                predictions += [
+                    searched_prediction(plan, options, r, m, main[k])
+                    for k, (r, m) in enumerate(zip(outcome.runs, outcome.macs, strict=True))
+                ]
+    joined = [torch.cat(found) if isinstance(found[0], Tensor) else found[0] for found in zip(*leaves, strict=True)]
+    return joined, {b: torch.cat(logits) for b, logits in at.items()}, predictions, macs_at
 
 
 def searched_leaves(plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
