@@ -101,7 +101,8 @@ def test_a_pair_that_does_not_fit_fails_alone_and_works_with_unstride(tmp_path: 
 def test_what_was_half_imported_is_imported_once_more(tmp_path: Path) -> None:
     """The modules of the attempt that failed would know nothing of the second one."""
     init = "from . import transforms, _meta_registrations\n__version__ = '0.0'\n"
-    code = f"import unstride; {FROM_DISK} import sys; print(sys.modules['torchvision.transforms'] is torchvision.transforms)"
+    same = "sys.modules['torchvision.transforms'] is torchvision.transforms"
+    code = f"import unstride; {FROM_DISK} import sys; print({same})"
     assert said(package(tmp_path, init=init), code) == "True"
 
 
