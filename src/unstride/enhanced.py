@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
 from unstride.graph.capture import check_images, wanted_axes
+from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
+from unstride.models.weights import place
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
@@ -130,18 +132,18 @@ class Enhanced(nn.Module):
             raise OptionError(f"the attention was made for {made} channels, this map has {has}")
 
     # -- use
-    def forward(self, images: Any) -> Any:
+    def forward(self, images: Any = None, **inputs: Any) -> Any:
         """What the model returns, after all the looks of the recipe.
 
-        `images`: a tensor (B, C, H, W) as the model takes it; a `Canvas`, whose pixels around the crop views may use;
-        or PIL images, where the preprocessing is known.
+        `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
+        a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
         """
         if torch.compiler.is_exporting():
             raise OptionError(
                 "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
             )
-        source = self._source(images)
+        source = self._source(the_image(self.model, images, inputs) if inputs or images is None else images)
         with self._cast(source):
             if self.recipe.plain:
                 return self.plans.plain(source.see(IDENTITY))
@@ -242,6 +244,18 @@ class Enhanced(nn.Module):
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
         self.training = mode
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the model's: `better.config`, `better.num_classes`; and every model has a device."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+            if name in ("device", "dtype") and not hasattr(model, name):
+                return dict(zip(("device", "dtype"), place(model), strict=True))[name]
+            return getattr(model, name)
 
     # -- inside
     def _source(self, images: Any) -> Source:
