@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unstride.compat import moved, torchvision
 
 if TYPE_CHECKING:
-    from unstride import data, extend, models, recipe, tta
+    from unstride import data, export, extend, models, recipe, tta
     from unstride.enhanced import Enhanced, enhance, load
     from unstride.geometry.report import Report, inspect
     from unstride.geometry.states import State, StateSpace
@@ -50,7 +50,7 @@ _NAMES = {
     "views.images": ("Preprocess", "open_image"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-_ROOMS = ("data", "extend", "models", "recipe", "tta")
+_ROOMS = ("data", "export", "extend", "models", "recipe", "tta")
 
 __all__ = [
     "Agreement",
@@ -78,6 +78,7 @@ __all__ = [
     "data",
     "enhance",
     "evaluate",
+    "export",
     "extend",
     "fit",
     "fixed",

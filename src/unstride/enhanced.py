@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
 from unstride.graph.capture import check_images, wanted_axes
-from unstride.graph.twin import unwrapped
+from unstride.graph.keywords import the_image
+from unstride.graph.twin import own_module
+from unstride.models.weights import place
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
@@ -24,9 +27,8 @@ from unstride.procedure.familiar import warn_states
 from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages
 from unstride.procedure.options import Options
-from unstride.procedure.plans import Crop, Plans, Setup
+from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
-from unstride.procedure.run import run_procedure
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
 from unstride.recipe import Recipe, get
@@ -36,7 +38,7 @@ from unstride.views.canvas import Block, Canvas, Source, as_source
 from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY
 
-OPTIMISE = (True, False, "compile")
+MOST_BUDGETS = 4096
 
 
 class Enhanced(nn.Module):
@@ -48,6 +50,8 @@ class Enhanced(nn.Module):
         print(better.explain(images)[0])
     """
 
+    is_enhanced = True  # so that it is not captured again
+
     def __init__(
         self,
         model: nn.Module,
@@ -57,13 +61,13 @@ class Enhanced(nn.Module):
         preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
-        if not any(optimise is o for o in OPTIMISE):
-            raise OptionError(f"optimise: got {optimise!r}, wanted one of {', '.join(map(repr, OPTIMISE))}")
+        check_run(max_bytes, optimise)
         self.model, self.recipe = model, recipe
         self.max_bytes, self.optimise = max_bytes, optimise
         self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
+        self.training = False  # it always runs as in evaluation
 
     @property
     def task(self) -> str:
@@ -128,13 +132,18 @@ class Enhanced(nn.Module):
             raise OptionError(f"the attention was made for {made} channels, this map has {has}")
 
     # -- use
-    def forward(self, images: Any) -> Any:
+    def forward(self, images: Any = None, **inputs: Any) -> Any:
         """What the model returns, after all the looks of the recipe.
 
-        `images`: a tensor (B, C, H, W) as the model takes it; a `Canvas`, whose pixels around the crop views may use;
-        or PIL images, where the preprocessing is known.
+        `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
+        a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
         """
-        source = self._source(images)
+        if torch.compiler.is_exporting():
+            raise OptionError(
+                "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
+                "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
+            )
+        source = self._source(the_image(self.model, images, inputs) if inputs or images is None else images)
         with self._cast(source):
             if self.recipe.plain:
                 return self.plans.plain(source.see(IDENTITY))
@@ -158,8 +167,9 @@ class Enhanced(nn.Module):
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
         check_images(images)
-        _, at, _, macs = self.with_options(budget=max(budgets)).run(images, tuple(budgets))
-        return {b: (at[b], macs[b]) for b in budgets}
+        asked = _budgets(budgets)
+        _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
+        return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
         """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
@@ -222,7 +232,7 @@ class Enhanced(nn.Module):
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
         """Recipe, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
         plan = next(iter(self.plans.values()), None)
-        kept = Saved(self.recipe, self.attention, preprocess or self.preprocess)
+        kept = Saved(self.recipe, self.attention, preprocess or self.preprocess, self.max_bytes, self.optimise)
         return write_saved(path, self.model, kept, plan)
 
     @property
@@ -234,6 +244,18 @@ class Enhanced(nn.Module):
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
         self.training = mode
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the model's: `better.config`, `better.num_classes`; and every model has a device."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+            if name in ("device", "dtype") and not hasattr(model, name):
+                return dict(zip(("device", "dtype"), place(model), strict=True))[name]
+            return getattr(model, name)
 
     # -- inside
     def _source(self, images: Any) -> Source:
@@ -272,8 +294,7 @@ class Enhanced(nn.Module):
 
     def _answer(self, looked: Looked, plan: Plan, crop: Crop) -> Any:
         leaves = assemble.looked_leaves(plan, looked, self._main(looked, plan, crop))
-        main = plan.graph.index(plan.targets[0].leaf)  # merged maps are in the picture's own coordinates already
-        return plan.graph.rebuild([x if i == main else cropped(x, crop) for i, x in enumerate(leaves)])
+        return assemble.returned(plan, leaves, crop, len(looked.macs), merged=True)
 
     def run(
         self, images: Tensor, budgets: tuple[int, ...], explain: bool = False
@@ -281,31 +302,13 @@ class Enhanced(nn.Module):
         """The search, all at once: the model's output, logits at each budget, predictions, costs at each budget."""
         images, plan, crop = self.fitted(images)
         options = self.options(plan)
-        leaves: list[list[Any]] = []
-        at: dict[int, list[Tensor]] = {b: [] for b in budgets}
-        macs_at: dict[int, list[float]] = {b: [] for b in budgets}
-        predictions: list[Prediction] = []
         together = self.images_at_once(plan, options, len(images))
-        main_leaf = plan.graph.index(plan.targets[0].leaf)
-        with torch.no_grad():
-            for part in images.tensor_split(-(-len(images) // together)):
-                outcome = run_procedure(plan, part, options, budgets, explain)
-                leaves.append(assemble.searched_leaves(plan, outcome, part))
-                main = leaves[-1][main_leaf]
-                for b in budgets:
-                    at[b].append(self._warm(assemble.at_budget(plan, outcome, b, main)))
-                    macs_at[b] += [assemble.cost_at(plan, options, r, b) for r in outcome.runs]
-                leaves[-1][main_leaf] = main = self._warm(main)
-                if explain:
-                    predictions += [
-                        assemble.searched_prediction(plan, options, r, m, main[k])
-                        for k, (r, m) in enumerate(zip(outcome.runs, outcome.macs, strict=True))
-                    ]
-        joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
-        output = plan.graph.rebuild([cropped(leaf, crop) for leaf in joined])
+        parts = images.tensor_split(-(-len(images) // together))
+        leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self._warm)
+        output = assemble.returned(plan, leaves, crop, len(images))
         if crop is not None:
             predictions = [assemble.cropped_prediction(p, crop) for p in predictions]
-        return output, {b: cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
+        return output, {b: cropped(logits, crop) for b, logits in at.items()}, predictions, macs
 
     def plain(self, images: Tensor) -> Tensor:
         """The main logits of the user's own model, untouched."""
@@ -324,10 +327,14 @@ class Enhanced(nn.Module):
         return plan.engine.images_at_once(layers, options.budget, self.max_bytes, count)
 
     def __repr__(self) -> str:
-        text = f"Enhanced {type(self.model).__name__}: {self.recipe}"
-        if self.recipe.searches and self.recipe.layers is None and self.plans:
-            text += f", layers={default_layers(self.plan.found.space, self.task)}"
-        return text
+        """What it does in a few lines, and what it takes the model's output for; not the whole network."""
+        weights = sum(p.numel() for p in self.model.parameters())
+        lines = [f"Enhanced({type(self.model).__name__}, {weights:,} weights", *str(self.recipe).splitlines()]
+        if self.plans:
+            if self.recipe.searches and self.recipe.states is None and self.recipe.layers is None:
+                lines.append(f"layers={default_layers(self.plan.found.space, self.task)}")
+            lines.append(self.plan.reads)
+        return "\n  ".join(lines) + "\n)"
 
 
 def enhance(
@@ -352,8 +359,10 @@ def enhance(
     its segments to `torch.compile`. `preprocess` says how pictures become tensors: with it, `better` takes PIL images,
     and views use what the crop leaves out.
     """
-    model = _own_module(model)
+    model = own_module(model)
     asked = {**options, **({} if budget is None else {"budget": budget})}
+    if not isinstance(recipe, str | Path | Recipe | None):
+        raise OptionError(f"recipe: got {recipe!r}, wanted a name such as 'default', a file, or a Recipe")
     if recipe is None:
         recipe = "paper" if set(asked) & set(SEARCH) else "default"
     kept = opened(recipe, model, preprocess, asked.pop("task", None))
@@ -370,20 +379,20 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     An ArtefactError where the file is damaged or foreign, or was saved for other weights. With `preprocess`, also where
     the images would be prepared in another way than when it was saved. What was saved is in `better.preprocess`.
     """
-    model = _own_module(model)
+    model = own_module(model)
     kept = read_saved(path, model, preprocess)
-    better = Enhanced(model, kept.recipe, 512 << 20, preprocess=kept.preprocess)
+    better = Enhanced(model, kept.recipe, kept.max_bytes, kept.optimise, kept.preprocess)
     better.attention = kept.attention
     return better
 
 
-def _own_module(model: Any) -> nn.Module:
-    """The user's own network: within `torch.compile` or `DataParallel`, and not one that is enhanced already."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
-    if any(isinstance(m, Enhanced) for m in model.modules()):
-        raise InputError(
-            "model: it is enhanced already; pass the inner module (better.model), or change what it does with "
-            "better.with_options(...)"
+def _budgets(budgets: Any) -> tuple[int, ...]:
+    """Each budget once, in the order given."""
+    several = isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes)
+    found = list(islice(budgets, MOST_BUDGETS + 1)) if several else []
+    if not found or len(found) > MOST_BUDGETS or any(type(b) is not int or b < 1 for b in found):
+        raise OptionError(
+            f"budgets: got {budgets!s:.60}, wanted a list of whole numbers from 1 on, such as [1, 4, 10], "
+            f"{MOST_BUDGETS} at most"
         )
-    return unwrapped(model)
+    return tuple(dict.fromkeys(found))

@@ -33,6 +33,7 @@ def net() -> SmallNet:
 MODEL, PIXELS = net(), torch.randn(5, 3, 80, 80, generator=torch.Generator().manual_seed(1))
 CANVAS = Canvas(PIXELS, crop=64)
 PLAIN = unstride.enhance(MODEL, CANVAS.see(IDENTITY)[:1], recipe="plain")
+ALONE = unstride.enhance(MODEL, CANVAS.see(IDENTITY)[:1], recipe="paper", aggregate="mean", space="logits")
 
 
 @torch.no_grad()
@@ -50,8 +51,7 @@ def brute(stages: tuple[Stage, ...]) -> tuple[Tensor, list[int]]:
                 x = one.see(view)
                 for state in stage.chosen(PLAIN.prepare(x).found.space):
                     if (view, state) not in taken:
-                        given = PLAIN.with_options(recipe="paper", aggregate="mean", space="logits", states=(state,))
-                        both = given.explain(x)[0]
+                        both = ALONE.with_options(states=(state,)).explain(x)[0]
                         said.append(next(v.logits for v in both.states if v.state == state)[None])
                         taken.add((view, state))
         answers.append(torch.stack(said).mean(0)[0])

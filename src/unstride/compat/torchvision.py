@@ -33,6 +33,7 @@ class _Retry(Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        fresh = dict(vars(module))
         try:
             self.loader.exec_module(module)
         except RuntimeError as error:
@@ -40,6 +41,8 @@ class _Retry(Loader):
                 raise
             for name in [name for name in sys.modules if name.startswith("torchvision.")]:
                 del sys.modules[name]
+            vars(module).clear()  # or it would keep the modules of the attempt that failed, beside new ones
+            vars(module).update(fresh)
             _declare()
             self.loader.exec_module(module)
 

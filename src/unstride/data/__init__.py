@@ -95,6 +95,12 @@ class Dataset:
         return f"Dataset({self.name!r}, {self.task}, {len(self)} images, {len(self.classes) or 'unnamed'} classes)"
 
 
+def check_limit(limit: int | None) -> None:
+    """How many images somebody wants at most."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise OptionError(f"limit is {limit!r}; wanted a positive number of images")
+
+
 def load(
     name: str,
     preprocess: Preprocess,
@@ -111,14 +117,19 @@ def load(
              predict is an error that names the image, the row or the folder
     ignore   in `masks`, the value of pixels without a label, beside 255
     """
+    if not isinstance(name, str):
+        raise SpecError(f"data {name!r} is {type(name).__name__}; wanted KIND:PATH")
+    if not isinstance(preprocess, Preprocess):
+        raise OptionError(f"preprocess is {type(preprocess).__name__}; wanted unstride.Preprocess, as the model's")
+    if not isinstance(split, str | None):
+        raise OptionError(f"split is {split!r}; wanted its name")
     kind, _, path = name.partition(":")
     if kind not in KINDS:
         kinds = ", ".join(k if k.startswith("sample") else f"{k}:PATH" for k in KINDS)
         raise SpecError(f"data {name!r} is not understood; wanted one of {kinds}{close_to(kind, KINDS)}")
     if bool(path) == kind.startswith("sample"):
         raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
-    if limit is not None and limit < 1:
-        raise OptionError(f"limit is {limit}; wanted a positive number of images")
+    check_limit(limit)
     task = TASKS[kind]
     if task == "segmentation" and preprocess.crop is not None:
         raise OptionError(

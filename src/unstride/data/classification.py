@@ -218,7 +218,7 @@ def _npz(path: Path, split: str | None, classes: int | None) -> Listing:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:  # numpy raises nearly anything on a damaged file
         raise DataError(f"{path}: wanted plain arrays x and y ({type(error).__name__}: {error})") from error
-    if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
+    if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)) or not all(x.shape[1:]):
         raise DataError(f"{path}: x is {x.dtype} {x.shape}; wanted uint8 (N, H, W, 3) or (N, H, W)")
     if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
         raise DataError(f"{path}: y is {y.dtype} {y.shape}; wanted {len(x)} integers")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.fx import Node
 
 from unstride.geometry.find import find_layers
 from unstride.geometry.grids import by
@@ -82,7 +81,7 @@ def inspect(model: nn.Module, example: Tensor) -> Report:
     graph = capture(model, example)
     found = find_layers(graph)
     found.require_layers()
-    leaf = next(leaf for leaf in graph.leaves if isinstance(leaf, Node))
+    leaf = next(leaf for leaf in graph.leaf_nodes if leaf in graph.from_image)
     node = feature_node(graph, found, leaf)
     grid = found.grid(node) if node is not None else None
     features = None if node is None else Features(module_path(node), grid.size if grid is not None else None)

@@ -4,6 +4,7 @@ network.
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,20 +116,30 @@ class StateSpace:
 
     def parse(self, value: Any) -> State:
         """A State, a sequence of (s_y, s_x) or of flat indices i = s_y R_x + s_x -> a State of this space."""
-        entries = value.selections if isinstance(value, State) else tuple(value)
+        try:
+            entries = value.selections if isinstance(value, State) else tuple(value)
+        except TypeError:
+            raise OptionError(f"state {value!r}: wanted a selection for each of {len(self.rates)} layers") from None
         if len(entries) != len(self.rates):
             raise OptionError(
                 f"state {value!r}: got {len(entries)} selections, wanted {len(self.rates)}, one per layer"
             )
         out = []
         for layer, (entry, rate) in enumerate(zip(entries, self.rates, strict=True), 1):
-            s = self._unflat(entry, layer) if isinstance(entry, int) else tuple(int(e) for e in entry)
+            s = self._selection(entry, layer)
             if len(s) != len(rate) or any(abs(k) >= r for k, r in zip(s, rate, strict=True)):
-                raise OptionError(f"state {value!r}: {entry!r} at layer {layer} is outside its rate {rate}")
+                raise OptionError(
+                    f"state {value!r}: {entry!r} at layer {layer} is outside its rate {rate}, or no whole number"
+                )
             out.append(s)
         return State(tuple(out))
 
-    def _unflat(self, index: int, layer: int) -> Selection:
-        """A flat index -> its selection; one that there is not -> none that could be meant."""
-        found = self.selections(layer)
+    def _selection(self, entry: Any, layer: int) -> Selection:
+        """A selection, or a flat index, of whole numbers; one that there is not -> none that could be meant."""
+        try:
+            if isinstance(entry, Sequence):
+                return tuple(operator.index(e) for e in entry)
+            index, found = operator.index(entry), self.selections(layer)
+        except TypeError:
+            return ()
         return found[index] if 0 <= index < len(found) else ()

@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised
 from unstride.graph.functional import functional
+from unstride.graph.ops import ancestors
 from unstride.graph.questions import Answers, constant_answers
 from unstride.graph.snapshot import Snapshot
-from unstride.graph.twin import twin, unwrapped
+from unstride.graph.twin import own_module, twin
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +64,16 @@ class Graph:
 
     def outputs(self, images: Tensor, only: Container[Node] | None = None) -> dict[Node, Any]:
         """The values of output leaves, by running the graph, or those of its nodes that make them."""
-        wanted = [n for n in self.leaf_nodes if only is None or n in only]
+        wanted = {n for n in self.leaf_nodes if only is None or n in only}
         found: dict[Node, Any] = {n: value for n, value in run_nodes(self, images, only) if n in wanted}
         given = {n: images if n is self.image else self.constants[n.name] for n in wanted if n.op == "placeholder"}
         return {**found, **given}
+
+    def beside(self, count: int) -> dict[Node, Any]:
+        """The output leaves that no image has to do with (a temperature, a table), for a batch of so many."""
+        leaves = [n for n in self.leaf_nodes if n not in self.from_image]
+        images = torch.zeros((), dtype=self.dtype, device=self.device).expand(count, self.channels, *self.size)
+        return self.outputs(images, ancestors(leaves)) if leaves else {}
 
     def index(self, leaf: Node) -> int:
         """Which of the output leaves a node is."""
@@ -118,11 +125,10 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
 
     Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    model = own_module(model)
     check_images(example, "example", wanted_axes(model))
     with torch.inference_mode(False), torch.no_grad():
-        net = twin(unwrapped(model))
+        net = twin(model)
         example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels
         # Export would specialise batch 1, so it sees two rows; they differ so that nothing folds into a constant.
         pair = torch.cat([example, example.flip(-1) + 0.01])
@@ -223,18 +229,14 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
     outputs = list(next(n for n in fx.nodes if n.op == "output").args[0])
     kinds = [spec.kind.name for spec in signature.output_specs]
     leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
-    out_spec = program.call_spec.out_spec
-    if out_spec is None or not any(isinstance(leaf, Node) for leaf in leaves):
-        raise CaptureError(
-            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
-        )
+    out_spec: Any = program.call_spec.out_spec
     for n in fx.nodes:
         if free_unbacked_symbols(n.meta.get("val")):
             raise CaptureError(
                 f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
                 "Wrap the part that gives outputs of a fixed size."
             )
-    return Graph(
+    graph = Graph(
         fx=fx,
         image=image,
         constants=constants,
@@ -246,6 +248,11 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
         device=pair.device,
         own=own,
     )
+    if not any(n in graph.from_image for n in graph.leaf_nodes):
+        raise CaptureError(
+            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
+        )
+    return graph
 
 
 def run_nodes(graph: Graph, images: Tensor, only: Container[Node] | None = None) -> Iterator[tuple[Node, Any]]:

@@ -61,7 +61,7 @@ class _Class:
     forward: Any
 
     def same(self) -> bool:
-        return type(self.module) is self.kind and self.kind.forward is self.forward
+        return type(self.module) is self.kind and getattr(self.kind, "forward", None) is self.forward
 
 
 class _Contents:
@@ -126,7 +126,7 @@ class Snapshot:
         if inside is None:
             return
         if isinstance(value, nn.Module):
-            self.classes.append(_Class(path, value, type(value), type(value).forward))
+            self.classes.append(_Class(path, value, type(value), getattr(type(value), "forward", None)))
         keys = tuple(inside) if isinstance(inside, dict) else ()
         values = tuple(inside.values() if isinstance(inside, dict) else inside)
         if not isinstance(value, tuple | frozenset):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unstride.errors import InputError
 from unstride.graph.snapshot import holds
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -26,6 +27,20 @@ def evaluating(model: nn.Module) -> nn.Module:
 def twin(model: nn.Module) -> nn.Module:
     """The same function in evaluation mode. What it stores in its attributes stays with it; weights are shared."""
     return _Copier()(model)
+
+
+def own_module(model: Any) -> nn.Module:
+    """The user's own network: out of `torch.compile` or `DataParallel`; in Python, and not enhanced already."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
+    if any(getattr(m, "is_enhanced", False) for m in model.modules()):
+        raise InputError(
+            "model: it is enhanced already; pass the inner module (better.model), or change what it does with "
+            "better.with_options(...)"
+        )
+    if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+        raise InputError("model: it is a TorchScript module; pass the Python module that it was scripted from")
+    return unwrapped(model)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -116,6 +116,8 @@ def load(spec: str, weights: str | Path | None = "default") -> Loaded:
 
     load("smp:Unet:resnet18", weights="unet.safetensors").model
     """
+    if not isinstance(spec, str) or not isinstance(weights, str | Path | None):
+        raise SpecError(f"model {spec!r} with weights {weights!r}: wanted names, or the path of a weights file")
     weights = None if weights is None else str(weights)
     source, _, name = spec.partition(":")
     if source in libraries.LIBRARIES and name:
@@ -188,7 +190,7 @@ def _from_file(spec: str) -> Loaded:
             made = make()
     except UnstrideError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself must not end us as if all were well
         raise SpecError(f"{spec}: the file raised {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,46 @@ from torch.fx import Node
 
 from unstride.procedure.looks import Looked
 from unstride.procedure.options import Options
-from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, moved
-from unstride.procedure.run import ImageRun, Outcome, finish
+from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, cropped_output, moved
+from unstride.procedure.run import ImageRun, Outcome, finish, run_procedure
 from unstride.procedure.tasks import Plan, Target
 
-Crop = tuple[float, float] | None
+Crop = tuple[float, ...] | None
+
+
+Found = tuple[list[Any], dict[int, Tensor], list[Prediction], dict[int, list[float]]]
+
+
+def searched(
+    plan: Plan,
+    parts: Sequence[Tensor],
+    options: Options,
+    budgets: tuple[int, ...],
+    explain: bool,
+    warm: Callable[[Tensor], Tensor],
+) -> Found:
+    """The search of some images, part by part: leaves, logits at each budget, predictions, costs at each budget."""
+    leaves: list[list[Any]] = []
+    at: dict[int, list[Tensor]] = {b: [] for b in budgets}
+    macs_at: dict[int, list[float]] = {b: [] for b in budgets}
+    predictions: list[Prediction] = []
+    main_leaf = plan.graph.index(plan.targets[0].leaf)
+    with torch.no_grad():
+        for part in parts:
+            outcome = run_procedure(plan, part, options, budgets, explain)
+            leaves.append(searched_leaves(plan, outcome, part))
+            main = leaves[-1][main_leaf]
+            for b in budgets:
+                at[b].append(warm(at_budget(plan, outcome, b, main)))
+                macs_at[b] += [cost_at(plan, options, r, b) for r in outcome.runs]
+            leaves[-1][main_leaf] = main = warm(main)
+            if explain:
+                predictions += [
+                    searched_prediction(plan, options, r, m, main[k])
+                    for k, (r, m) in enumerate(zip(outcome.runs, outcome.macs, strict=True))
+                ]
+    joined = [torch.cat(found) if isinstance(found[0], Tensor) else found[0] for found in zip(*leaves, strict=True)]
+    return joined, {b: torch.cat(logits) for b, logits in at.items()}, predictions, macs_at
 
 
 def searched_leaves(plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
@@ -58,7 +94,16 @@ def _shared(plan: Plan, leaves: list[Any]) -> list[Any]:
     """A node that stands in the output twice has one value."""
     done = enumerate(plan.graph.leaves)
     seen = {leaf: i for i, leaf in done if isinstance(leaf, Node) and not isinstance(leaves[i], Node)}
-    return [leaves[seen[leaf]] if isinstance(leaf, Node) else leaf for leaf in leaves]
+    return [leaves[seen[leaf]] if isinstance(leaf, Node) and leaf in seen else leaf for leaf in leaves]
+
+
+def returned(plan: Plan, leaves: list[Any], crop: Crop, count: int, merged: bool = False) -> Any:
+    """Output leaves of `count` images -> what the model returns: maps without padding, beside them what no image
+    changes. `merged` main logits are in the picture's own coordinates already.
+    """
+    beside, main = plan.graph.beside(count), plan.graph.index(plan.targets[0].leaf)
+    done = [beside[x] if isinstance(x, Node) else cropped_output(x, crop) for x in leaves]
+    return plan.graph.rebuild([x if merged and i == main else done[i] for i, x in enumerate(leaves)])
 
 
 def at_budget(plan: Plan, outcome: Outcome, budget: int, main: Tensor) -> Tensor:

@@ -60,6 +60,10 @@ class Merged:
         if self.merge == "probabilities":
             single = logits.shape[1] == 1
             logits = logits.sigmoid() if single else logits.softmax(1)
+        self.add_mean(count, rows, logits, weight)
+
+    def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float) -> None:
+        """What is merged already, such as a stage's own mean."""
         if self.total is None or self.weight is None:
             self.total = logits.new_zeros((count, *logits.shape[1:]))
             self.weight = logits.new_zeros((count, *[1] * (logits.ndim - 1)))
@@ -117,10 +121,10 @@ class Looking:
                 break
             known = {v for b in kept for v in b.views}
             fresh = list(self._start(source, stage, rows, known))
+            if number == 0:  # before anything is taken: maps of other sizes are laid over the plain one
+                out.plain = [b for b in fresh if b.views[0] == IDENTITY]
             for batch in [*fresh, *(b for b in kept if set(b.views) & set(stage.views))]:
                 self._take(stage, batch, rows, out, taken)
-            if number == 0:
-                out.plain = [b for b in fresh if b.views[0] == IDENTITY]
             taken |= {Look(v, s) for v in stage.views for s in stage.chosen(out.plain[0].plan.found.space)}
             out.spent.append(out.macs[0])
             later = {v for s in self.stages[number + 1 :] for v in s.views}

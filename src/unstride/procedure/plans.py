@@ -16,14 +16,14 @@ from torch.utils import _pytree as pytree
 from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
-from unstride.errors import InputError, ModelRaised
+from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.geometry.find import find_layers
 from unstride.geometry.grids import by
 from unstride.graph.capture import calling, capture, check_images, wanted_axes
 from unstride.graph.optimise import channels_last, optimise
 from unstride.graph.snapshot import Snapshot
 from unstride.graph.twin import evaluating
-from unstride.procedure.prediction import cropped
+from unstride.procedure.prediction import cropped_output
 from unstride.procedure.tasks import Plan, make_plan
 
 MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
@@ -31,6 +31,7 @@ Key = tuple[Any, ...]  # channels and size, dtype, device
 Crop = tuple[float, ...] | None
 Setup = tuple[str, str | None, int | None, bool | str]  # task, space, max_bytes, optimise: what a plan depends on
 T = TypeVar("T")
+OPTIMISE = (True, False, "compile")
 
 
 class Plans(dict[Key, Plan]):
@@ -69,7 +70,7 @@ class Plans(dict[Key, Plan]):
                 return model(x)
 
         output, _, crop = self._sized(images, run)
-        return output if crop is None else pytree.tree_map(lambda leaf: cropped(leaf, crop), output)
+        return output if crop is None else pytree.tree_map(lambda leaf: cropped_output(leaf, crop), output)
 
     def _sized(self, images: Tensor, call: Callable[[Tensor], T]) -> tuple[T, Tensor, Crop]:
         """`call(images)`; in segmentation, where the model raises, on images padded to a multiple of 32."""
@@ -126,6 +127,17 @@ class Plans(dict[Key, Plan]):
     def __reduce__(self) -> Any:
         """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
         return Plans, (self.model, self.setup)
+
+
+def check_run(max_bytes: Any, optimise: Any) -> None:
+    """Refuse what a plan cannot be made with; the recipe has checked itself."""
+    whole = isinstance(max_bytes, int) and not isinstance(max_bytes, bool)
+    if max_bytes is not None and not (whole and max_bytes > 0):
+        raise OptionError(
+            f"max_bytes: got {max_bytes!r}, wanted a positive whole number of bytes (256 << 20 are 256 MiB), or None"
+        )
+    if not any(optimise is o or (optimise == o and isinstance(o, str)) for o in OPTIMISE):
+        raise OptionError(f"optimise: got {optimise!r}, wanted one of {', '.join(map(repr, OPTIMISE))}")
 
 
 def _padded(images: Tensor) -> tuple[Tensor, Crop]:

@@ -69,8 +69,11 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
+        count = max(2, len(self.logits))  # one logit is that of the second of two classes
+        top = int(top_class(self.logits, 0)) if self.logits.ndim == 1 else None
+        answer = f"{count} classes" if top is None else f"class {top} of {count}" if top >= 0 else "not finite"
         return (
-            f"Prediction({len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
+            f"Prediction({answer}, {len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
             f"spread {float(self.spread.mean()):.3f}, stopped: {self.stopped})"
         )
 
@@ -121,3 +124,8 @@ def cropped(leaf: Any, crop: Sequence[float] | None) -> Any:
     size = leaf.shape[-len(crop) :]
     kept: Any = (..., *(slice(round(n * share)) for n, share in zip(size, crop, strict=True)))
     return leaf[kept]
+
+
+def cropped_output(leaf: Any, crop: Sequence[float] | None) -> Any:
+    """The same for an output of a batch: maps (B, H, W), (B, K, H, W); scores (B, K) have no place on the image."""
+    return cropped(leaf, crop) if isinstance(leaf, Tensor) and leaf.ndim > 2 else leaf

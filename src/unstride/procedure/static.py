@@ -169,6 +169,32 @@ class _Unrolled(Builder):
         return self.out.call_module(name, args)
 
     def unroll(self) -> GraphModule:
+        """All states aggregated: the leaves of the network's output."""
+        plan = self.plan
+        ends, spared = self._ends()
+        logits = self._heads(ends) if plan.task == "classification" else []
+        leaves: list[Any] = list(plan.graph.leaves)
+        final: dict[Node, Any] = {n: ends[0][n] for n in spared}
+        for k, target in enumerate(plan.targets):
+            merge = StaticAggregate(plan, k, self.all, self.options)
+            merged = self._module(merge, ([e[target.tap] for e in ends], logits))
+            final[target.leaf] = self._after(target.tap, target.leaf, merged)
+            if k == 0:
+                for leaf, _ in plan.also:
+                    final[leaf] = self._after(target.tap, leaf, merged)
+        self.env = ChainMap()  # type: ignore[assignment]
+        beside = {x: self._value(x) for x in leaves if isinstance(x, Node) and x not in final}
+        self.out.output(tuple({**final, **beside}[x] if isinstance(x, Node) else x for x in leaves))
+        return GraphModule(self.c.root, self.out, "Fixed")
+
+    def unroll_each(self) -> GraphModule:
+        """The main output of each state by itself."""
+        target = self.plan.targets[0]
+        self.out.output(tuple(self._after(target.tap, target.leaf, e[target.tap]) for e in self._ends()[0]))
+        return GraphModule(self.c.root, self.out, "EachState")
+
+    def _ends(self) -> tuple[list[ChainMap[Node, Any]], list[Node]]:
+        """What each state has computed up to the taps, shared prefixes once; and the outputs that only plain has."""
         plan, found = self.plan, self.plan.found
         taps = list(dict.fromkeys(t.tap for t in plan.targets))
         spared = [leaf for leaf in plan.engine.plain if leaf not in taps]
@@ -184,21 +210,7 @@ class _Unrolled(Builder):
                 for n in own:
                     if zero or n in needed:
                         self.env[n] = self._copy(n, {} if zero else self.c.moves(n))
-        ends = [self.envs[s.selections] for s in self.all]
-        logits = self._heads(ends) if plan.task == "classification" else []
-        aggregates: dict[Node, Node] = {}
-        leaves: list[Any] = list(plan.graph.leaves)
-        final: dict[Node, Any] = {n: ends[0][n] for n in spared}
-        for k, target in enumerate(plan.targets):
-            merge = StaticAggregate(plan, k, self.all, self.options)
-            merged = self._module(merge, ([e[target.tap] for e in ends], logits))
-            aggregates[target.tap] = merged
-            final[target.leaf] = self._after(target.tap, target.leaf, merged)
-            if k == 0:
-                for leaf, _ in plan.also:
-                    final[leaf] = self._after(target.tap, leaf, merged)
-        self.out.output(tuple(final.get(x, x) if isinstance(x, Node) else x for x in leaves))
-        return GraphModule(self.c.root, self.out, "Fixed")
+        return [self.envs[s.selections] for s in self.all], spared
 
     def _heads(self, ends: Sequence[ChainMap[Node, Any]]) -> list[Node]:
         """Each state's own logits, where the weights need them."""
@@ -245,3 +257,16 @@ class Fixed(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.states)} states"
+
+
+class EachState(nn.Module):
+    """A network in several states, each by itself: (B, C, H, W) -> the main output of each, of constant shape."""
+
+    def __init__(self, plan: Plan, states: Sequence[State], options: Options) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.body = _Unrolled(Cutter(plan.graph, plan.found), plan, tuple(states), options).unroll_each()
+        self.requires_grad_(False).eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.body(images))

@@ -58,6 +58,14 @@ class Plan:
     plain_macs: int
 
     @property
+    def reads(self) -> str:
+        """What the output is taken for: nothing in a network says whether its numbers are scores of classes."""
+        _, count, *size = self.found.trace.shapes[self.targets[0].leaf]
+        classes = f"the scores of {count} classes" if count > 1 else "one score: the second of two classes, by sigmoid"
+        shape = ", ".join(map(str, ("B", count, *size)))
+        return f"output ({shape}) read as {classes}{' at every pixel' if size else ''}"
+
+    @property
     def channels(self) -> int:
         """Of the map that is aggregated, in whatever layout."""
         target = self.targets[0]
@@ -95,7 +103,7 @@ def make_plan(
 ) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     found.require_layers()
-    leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
+    leaves = [leaf for leaf in graph.leaf_nodes if leaf in graph.from_image]
     if task == "classification":
         main = _classification_leaf(graph, found, leaves)
         tap, grid = _feature(graph, found, main)

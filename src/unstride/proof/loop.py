@@ -30,7 +30,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unstride.data import TASKS, Dataset
+from unstride.data import TASKS, Dataset, check_limit
 from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
@@ -49,7 +49,7 @@ from unstride.proof.words import doubts
 from unstride.proof.work import BATCH, Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
-from unstride.tta import TTA
+from unstride.tta import TTA, methods
 
 
 def evaluate(
@@ -84,27 +84,25 @@ def evaluate(
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
     asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise OptionError(f"seed is {seed!r}; wanted a whole number, 0 or more")
-    if report is not None:
-        check_report(Path(report))
-    if out is not None:
-        check_folder(out, "out")
+    _check(out, report, batch_size, limit, seed)
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
     if isinstance(model, str):
         model = load_model(model, weights)
+    if not isinstance(model, Loaded | nn.Module):
+        raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     dataset = _dataset(model, data, limit, split)
     _check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets)
     wide = None
+    if not isinstance(tta, str | TTA | None):
+        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
+    methods.get(tta_method)
     if isinstance(tta, str):
         tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
     if tta is not None and len(tta.used) < 2:
         raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
     job = Job(Runner(better, asked, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
-    if job.batch_size < 1:
-        raise OptionError(f"batch_size is {batch_size}; wanted at least 1")
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
@@ -131,14 +129,30 @@ def evaluate(
 # ------------------------------------------------------------------------------------------------------------- set up
 
 
+def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> None:
+    """What can be wrong before anything is loaded."""
+    check_limit(limit)
+    for name, value, least, most in (("batch_size", batch_size, 1, 2**31), ("seed", seed, 0, 2**63)):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not (whole and least <= value < most) and not (value is None and name == "batch_size"):
+            raise OptionError(f"{name} is {value!r}; wanted a whole number, {least} or more")
+    for name, path in (("out", out), ("report", report)):
+        if not isinstance(path, str | Path | None):
+            raise OptionError(f"{name} is {path!r}; wanted a path")
+    if report is not None:
+        check_report(Path(report))
+    if out is not None:
+        check_folder(out, "out")
+
+
 def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, split: str | None) -> Dataset:
     if isinstance(data, Dataset):
         if split is not None:
             raise OptionError("split: the data set is loaded already; choose the split where you load it")
-        if limit is not None and limit < 1:
-            raise OptionError(f"limit is {limit}; wanted a positive number of images")
         count = len(data) if limit is None else min(limit, len(data))
         return dataclasses.replace(data, chosen=[data.chosen[i * len(data) // count] for i in range(count)])
+    if not isinstance(data, str):
+        raise OptionError(f"data is {type(data).__name__}; wanted a name such as folder:photos, or a Dataset")
     if not isinstance(model, Loaded):
         raise OptionError(
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "

@@ -144,8 +144,9 @@ def _settle(images: Tensor) -> None:
 
 def check_budgets(budgets: Sequence[int]) -> tuple[int, ...]:
     """Sorted, each once, and 1 among them: a number without the plain network's beside it says nothing."""
-    if not budgets or not all(isinstance(b, int) and not isinstance(b, bool) and b >= 1 for b in budgets):
-        raise OptionError(f"budgets: got {list(budgets)!r}, wanted whole numbers of states, such as 1, 4, 10")
+    many = isinstance(budgets, Sequence) and not isinstance(budgets, str | bytes) and len(budgets) > 0
+    if not many or not all(isinstance(b, int) and not isinstance(b, bool) and b >= 1 for b in budgets):
+        raise OptionError(f"budgets: got {budgets!r}, wanted whole numbers of states, such as (1, 4, 10)")
     return tuple(sorted({1, *budgets}))
 
 

@@ -11,6 +11,7 @@ from unstride.errors import ArtefactError, OptionError
 from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.aggregate import Attention
+from unstride.procedure.plans import check_run
 from unstride.procedure.tasks import Plan
 from unstride.recipe.files import from_data, read, to_data
 from unstride.recipe.presets import get
@@ -27,6 +28,8 @@ class Saved:
     recipe: Recipe
     attention: Attention | None
     preprocess: Preprocess | None
+    max_bytes: int | None = None
+    optimise: bool | str = True
 
 
 def write_saved(path: str | Path, model: nn.Module, kept: Saved, plan: Plan | None = None) -> Path:
@@ -40,6 +43,8 @@ def write_saved(path: str | Path, model: nn.Module, kept: Saved, plan: Plan | No
         "image": [plan.graph.channels, *plan.graph.size] if plan is not None else None,
         "channels": attention.channels if attention is not None else None,
         "preprocess": asdict(kept.preprocess) if kept.preprocess is not None else None,
+        "max_bytes": kept.max_bytes,
+        "optimise": kept.optimise,
     }
     return write_artefact(path, attention.state_dict() if attention is not None else {}, meta)
 
@@ -55,6 +60,8 @@ def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None
     try:
         recipe = from_data(meta["recipe"]) if "recipe" in meta else _first_version(meta)
         channels, stored = meta["channels"], meta["preprocess"]
+        max_bytes, optimise = meta.get("max_bytes"), meta.get("optimise", True)
+        check_run(max_bytes, optimise)
         old = Preprocess.from_json(stored) if stored is not None else None
         attention = None
         if channels is not None:
@@ -73,7 +80,7 @@ def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None
             f"{path} was fitted with other preprocessing ({', '.join(names)} differ): {old}. "
             "Prepare the images in the same way, or fit again."
         )
-    return Saved(recipe, attention, old)
+    return Saved(recipe, attention, old, max_bytes, optimise)
 
 
 def opened(

@@ -124,7 +124,10 @@ def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     Each real file once, whatever links lead to it: `find_images(["cat.png", "photos/"])`
     """
     found: dict[str, Path] = {}  # ordered, and an image named twice is meant once
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+    given = [paths] if isinstance(paths, str | Path) else list(paths) if isinstance(paths, Iterable) else [paths]
+    if not all(isinstance(path, str | Path) for path in given):
+        raise InputError(f"images are given by their paths, or those of folders, not as {paths!r}")
+    for path in map(Path, given):
         if path.is_file():
             found.setdefault(os.path.realpath(path), path)
         elif path.is_dir():
@@ -314,7 +317,7 @@ def _is_side(value: Any) -> bool:
 
 
 def _pair(name: str, value: Any) -> tuple[int, int]:
-    values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else ()
+    values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     values = values * 2 if len(values) == 1 else values
     if len(values) != 2 or not all(map(_is_side, values)):
         raise OptionError(f"{name} is {value!r}; it must be 1 to {MAX_SIDE} pixels: a number, or (height, width)")
@@ -323,7 +326,7 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
 
 def _numbers(name: str, values: Any) -> tuple[float, ...]:
     try:
-        found = tuple(float(v) for v in values)
+        found = () if isinstance(values, str | bytes) else tuple(float(v) for v in values)
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(f"{name} is {values!r}; it must be a number for each channel") from error
     if not all(map(math.isfinite, found)):

@@ -252,6 +252,8 @@ def get(policy: "str | Path | Policy", seed: int = 0) -> Policy:
     """`get("expanded")`, `get("mine.toml")`, or a Policy as it is."""
     if isinstance(policy, Policy):
         return policy
+    if not isinstance(policy, str | Path):
+        raise OptionError(f"a policy is given by its name, a file or a Policy, not as {type(policy).__name__}.")
     if str(policy) in BUILT_IN:
         return BUILT_IN[str(policy)](seed)
     if Path(policy).suffix in (".toml", ".json"):
