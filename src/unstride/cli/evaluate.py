@@ -12,7 +12,7 @@ from unstride.cli.parsing import MOST, SEEDS, numbers, read_align
 from unstride.cli.printing import print_table, screen
 from unstride.jobs import strict
 from unstride.proof.rows import Row
-from unstride.proof.words import advice, untrained, verdict
+from unstride.proof.words import advice, verdict
 
 PLAIN, PARTLY = 0, 3
 
@@ -198,7 +198,9 @@ def _table(rows: list[Row]) -> Any:
     return table
 
 
-def _remarks(row: Row) -> str:
+def _remarks(row: "Row") -> str:
+    from unstride.proof.words import untrained
+
     random = untrained(row)
     parts = [row.verdict * (not row.plain), f"({random})" * bool(random), "(recommended)" * row.recommended]
     return " ".join(part for part in parts if part)
@@ -207,6 +209,8 @@ def _remarks(row: Row) -> str:
 def _paper_table(rows: list[Row]) -> Any:
     """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
     from rich.table import Table
+
+    from unstride.proof.words import untrained
 
     tta = rows[0].options["tta"]
     name = "TTA" if tta is None else tta["policy"]

@@ -48,6 +48,7 @@ from unstride.proof.summary import summarise
 from unstride.proof.words import doubts
 from unstride.proof.work import BATCH, Job, work
 from unstride.tta import TTA, methods
+from unstride.views.images import Preprocess
 
 
 def evaluate(
@@ -88,45 +89,37 @@ def evaluate(
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     dataset = _dataset(model, data, limit, split)
-    if task not in (None, dataset.task):
-        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
-    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
-        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
     module = model.model if isinstance(model, Loaded) else model
-    if isinstance(module, Enhanced) and module.task != dataset.task:
-        raise OptionError(
-            f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
-        )
+    _check_task(model, module, dataset, task)
     better = prepared(module, _first(dataset)[None].to(*place(module)), dataset.task, {**options, "seed": seed})
-    wide = None
-    if not isinstance(tta, str | TTA | None):
-        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
-    methods.get(tta_method)
-    if isinstance(tta, str):
-        tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
-    if tta is not None and len(tta.used) < 2:
-        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, budgets, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
-    about = _about(job)
-    run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    views, wide = _views(tta, tta_method, better, dataset, seed)
+    job = Job(Runner(better, budgets, views), dataset, wide, batch_size or BATCH[dataset.task], seed)
     if progress and launched().leads:
         print(dataset.legend, file=sys.stderr)
+    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
+    rows = _measured(job, named, None if out is None else Path(out), None if report is None else Path(report), progress)
+    for doubt in doubts(rows) if launched().leads else ():
+        warnings.warn(doubt, UnstrideWarning, stacklevel=2)
+    return rows
+
+
+def _measured(job: Job, named: Mapping[str, str], out: Path | None, report: Path | None, progress: bool) -> list[Row]:
+    """The work, its rows and their page; every process returns the rows."""
+    about = _about(job)
+    run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
             raise OptionError("the processes disagree on the model, the data or the options; start all of them alike")
-        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         read_rows(folder / "rows.jsonl")  # a file that cannot take rows is better found now than after the work
         shards = work(job, folder / "shards" / run, run, us, progress)
         rows: list[Row] = []
         if us.leads:
             whole = Shard.joined(shards)
             rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
-            for doubt in doubts(rows):
-                warnings.warn(doubt, UnstrideWarning, stacklevel=2)
             if report is not None:
-                write_report(Path(report), rows, whole, job)
+                write_report(report, rows, whole, job)
         return us.share(rows)
 
 
@@ -166,6 +159,32 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
     plain = model.model.model if isinstance(model.model, Enhanced) else model.model
     labels = dataclasses.replace(model.for_task(task), model=plain).labels
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
+
+
+def _check_task(model: Loaded | nn.Module, module: nn.Module, dataset: Dataset, task: str | None) -> None:
+    if task not in (None, dataset.task):
+        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
+    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
+        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+    if isinstance(module, Enhanced) and module.task != dataset.task:
+        raise OptionError(
+            f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
+        )
+
+
+def _views(
+    tta: str | TTA | None, method: str, better: Enhanced, dataset: Dataset, seed: int
+) -> tuple[TTA | None, Preprocess | None]:
+    """The views asked for, and the preprocessing of the wide images that they are cut from."""
+    if not isinstance(tta, str | TTA | None):
+        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
+    methods.get(method)
+    wide = None
+    if isinstance(tta, str):
+        tta, wide = make_tta(tta, method, better, dataset.preprocess, seed)
+    if tta is not None and len(tta.used) < 2:
+        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
+    return tta, wide
 
 
 def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
