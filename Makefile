@@ -1,6 +1,7 @@
 # `make demo` and `make test` do everything on a fresh machine: they set up `.venv` first if it is not there.
 PYTHON ?= python3
 BIN := .venv/bin
+PINS ?= -c constraints.txt  # `make test PINS=` tries the newest torch and torchvision, in a fresh .venv
 STAMP := .venv/.unstride-installed
 
 .PHONY: setup test test-slow demo bench coverage docs clean
@@ -10,8 +11,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unstride needs python3 >= 3.11, this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch torchvision
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(PINS) torch torchvision
+	$(BIN)/python -m pip install --quiet $(PINS) -e '.[dev]'
 	touch $(STAMP)
 
 test: setup

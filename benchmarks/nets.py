@@ -16,8 +16,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from unstride.views.canvas import Canvas
+
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CAFFE = ((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3)  # the network turns RGB into BGR
 
 
 class OptionA(nn.Module):
@@ -91,6 +94,28 @@ class DeepLabVOC(nn.Module):
         return F.interpolate(y, x.shape[2:], mode="bilinear", align_corners=True)
 
 
+class CaffeResNet50(nn.Module):
+    """ResNet-50 as in caffe: each stage strides in its first 1x1 convolution, batch norms have a larger eps, BGR."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        super().__init__()
+        import torchvision
+
+        net = torchvision.models.resnet50(weights=None)
+        for stage in (net.layer2, net.layer3, net.layer4):
+            stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.eps = 1e-3
+        net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in weights.items()}, strict=False)
+        with torch.no_grad():  # BGR in the first weights, so that pictures stay RGB
+            net.conv1.weight.copy_(net.conv1.weight.flip(1))
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
 @dataclass(frozen=True, eq=False)
 class Bench:
     """A network with labelled images to test on and others to fit on, already preprocessed."""
@@ -122,7 +147,14 @@ def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224)
     """`side`: of the centre that is kept of 256 px; views that crop need the margin."""
     import timm
 
-    if name == "mobilenetv2":
+    stats = HALF
+    if name == "resnet50":
+        model, title = (
+            CaffeResNet50(load_file(assets / "imagenet" / "resnet50_caffe_fp16.safetensors")),
+            "ImageNet ResNet-50",
+        )
+        stats = CAFFE
+    elif name == "mobilenetv2":
         model = timm.create_model("mobilenetv2_100", pad_type="same")
         model.load_state_dict(load_file(assets / "imagenet" / "mobilenetv2_100_same.safetensors"))
         title = "ImageNet MobileNetV2"
@@ -130,9 +162,56 @@ def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224)
         from unstride import models
 
         model, title = models.load(name).model, f"ImageNet {name}"
-    test = zipped(assets / "imagenet" / "val_1k_256.zip", HALF, limit, side)
-    fit = zipped(assets / "imagenet" / "train_500_256.zip", HALF, limit, side)
+    test = zipped(assets / "imagenet" / "val_1k_256.zip", stats, limit, side)
+    fit = zipped(assets / "imagenet" / "train_500_256.zip", stats, limit, side)
     return Bench(title, model.eval(), test, fit)
+
+
+@dataclass(frozen=True, eq=False)
+class Real:
+    """A network with labelled pictures as canvases (B, C, 256, 256), of which it sees the centre."""
+
+    name: str
+    model: nn.Module
+    batches: list[tuple[Canvas, Tensor]]
+
+
+REAL = ("cifar20", "cifar56", "mobilenetv2", "efficientnet-lite0", "resnet50")
+
+
+def real(assets: Path, name: str, limit: int | None = None) -> Real:
+    """`real(assets, "resnet50")`: with all the pictures there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
+    if name.startswith("cifar"):
+        bench = cifar(assets, int(name[5:]))
+        x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in bench.test)
+        return Real(bench.name, bench.model, _canvases(x, y, None))
+    folder = assets / "imagenet"
+    both = [zipped(folder / z, ((0.0,) * 3, (1.0,) * 3), None, 256) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
+    x, y = torch.cat([b[0] for b in both]), torch.cat([b[1] for b in both])
+    x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in (x, y))
+    if name == "resnet50":
+        mean = torch.tensor([103.939, 116.779, 123.68]).view(1, 3, 1, 1)
+        return Real("ImageNet ResNet-50", caffe_resnet50(folder), _canvases(x.flip(1) * 255 - mean, y, 224))
+    return Real(f"ImageNet {name}", imagenet(assets, name, 1).model, _canvases((x - 0.5) / 0.5, y, 224))
+
+
+def _canvases(x: Tensor, y: Tensor, crop: int | None) -> list[tuple[Canvas, Tensor]]:
+    return [(Canvas(x[i : i + 64], crop=crop), y[i : i + 64]) for i in range(0, len(x), 64)]
+
+
+def caffe_resnet50(folder: Path) -> nn.Module:
+    """The original weights: stride on the first convolution of a stage, its batch norms' own epsilon."""
+    import torchvision
+
+    model = torchvision.models.resnet50(weights=None)
+    for stage in (model.layer2, model.layer3, model.layer4):
+        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.eps = 1e-3
+    stored = load_file(folder / "resnet50_caffe_fp16.safetensors")
+    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in stored.items()})
+    return model.eval()
 
 
 def zipped(

@@ -10,7 +10,6 @@ printed beside it. Nets that are not mostly convolutions are neither laid out ch
 import argparse
 import time
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 import torch
@@ -22,9 +21,9 @@ from unstride import models
 from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
-from unstride.geometry.layers import find_layers
+from unstride.geometry.find import find_layers
 from unstride.graph.capture import Graph, capture
-from unstride.graph.optimise import channels_last, mostly_convolutions, optimise
+from unstride.graph.optimise import channels_last, optimise
 from unstride.procedure.tasks import Plan, make_plan
 from unstride.proof.benching import interleaved
 
@@ -34,20 +33,20 @@ WAYS = ("as captured", "folded", "channels last", "packed", "compiled")
 def rewritten(model: nn.Module, example: Tensor, budget: int, way: str) -> unstride.Enhanced:
     """The enhanced model with the rewritings up to `way`, whatever `optimise=True` would choose."""
 
-    def plan(better: unstride.Enhanced, images: Tensor) -> Plan:
+    def plan(images: Tensor) -> Plan:
         graph: Graph = capture(model, images)
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is
         graph = graph if way == "as captured" else optimise(graph)
         found = find_layers(graph)
-        if way in WAYS[2:] and mostly_convolutions(found):
+        if way in WAYS[2:] and found.mostly_convolutions:
             graph = channels_last(graph)
             run_segment = Fuser(found.layers) if way == "packed" and available(graph.device, graph.dtype) else as_it_is
         run_segment = compile_segment if way == "compiled" else run_segment
-        return make_plan(graph, found, better.task, better.space, better.max_bytes, run_segment)
+        return make_plan(graph, found, better.task, better.recipe.space, better.max_bytes, run_segment)
 
     better = unstride.enhance(model, example, budget, optimise=False)
     better.plans.clear()
-    better._plan = MethodType(plan, better)  # type: ignore[method-assign]
+    better.plans._plan = plan  # type: ignore[method-assign]
     return better
 
 

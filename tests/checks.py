@@ -13,7 +13,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from unstride.engine.engine import Engine
-from unstride.geometry.layers import Subsampling, find_layers
+from unstride.geometry.find import find_layers
+from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph, capture, tolerance
 
@@ -61,9 +62,9 @@ def kind_of(n: Node) -> str | None:
     args = dict(enumerate(n.args))
     if value is None or not isinstance(value, Tensor):
         return None
-    if name == "conv2d" or (name == "convolution" and not args[6] and value.ndim == 4):
+    if name in ("conv1d", "conv2d", "conv3d") or (name == "convolution" and not args[6]):
         return "conv" if _strided(args.get(3, n.kwargs.get("stride", 1))) else None
-    if name in ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d"):
+    if name.removesuffix("_with_indices")[:-2] in ("max_pool", "avg_pool"):
         kind = "max_pool" if "max" in name else "avg_pool"
         return kind if _strided(args.get(2, n.kwargs.get("stride")) or args[1]) else None
     if name == "slice":
@@ -92,7 +93,7 @@ def places(graph: Graph, found: Subsampling) -> dict[oracle.Place, int]:
     for shift in found.shifts:
         if shift.site is None:
             continue
-        layer = next(iter({**shift.steps[0], **shift.steps[1]}))
+        layer = next(layer for axis in shift.steps for layer in axis)
         if shift.node in nth:
             layer_of[nth[shift.node]] = layer
         else:
@@ -103,12 +104,13 @@ def places(graph: Graph, found: Subsampling) -> dict[oracle.Place, int]:
 
 
 def some_states(found: Subsampling, count: int, seed: int = 0) -> list[State]:
-    """Random states, the plain one first, and the farthest one."""
+    """Random states on both sides of the plain one, that first, and the farthest ones of either side."""
     rng = random.Random(seed)
     rates = [layer.rate for layer in found.layers]
-    states = [found.space.zero, State(tuple((y - 1, x - 1) for y, x in rates))]
+    far = State(tuple(tuple(r - 1 for r in rate) for rate in rates))
+    states = [found.space.zero, far, State(tuple(tuple(-k for k in s) for s in far.selections))]
     while len(states) < count:
-        states.append(State(tuple((rng.randrange(y), rng.randrange(x)) for y, x in rates)))
+        states.append(State(tuple(tuple(rng.randrange(1 - r, r) for r in rate) for rate in rates)))
     return list(dict.fromkeys(states))[:count]
 
 

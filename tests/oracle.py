@@ -1,13 +1,16 @@
 """An independent referee: runs the user's eager model from the image for one state, moving strided ops by itself.
 
 It knows nothing of graphs. It watches the ops of an ordinary forward pass, and computes each op that is told to move as
-the stride-1 op followed by `[R n + s]`. It remembers how far every map has been moved, in image pixels, so that a map
-that was moved less goes along where the two meet (skips of a U-Net).
+the stride-1 op followed by `[R n + s]`, for any number of axes and for s below 0, too. It remembers which layer has
+moved every map, and how far in image pixels, so that a map that was moved less goes along where the two meet (skips of
+a U-Net).
 """
 
 import contextlib
+import itertools
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 aten = torch.ops.aten
+Selection = tuple[int, ...]
 Place = tuple[str, str, int]  # module path, kind of op, how many such ops ran in that module before
 
 
@@ -28,10 +32,19 @@ class NoOracle(Exception):
 
 @dataclass
 class Moved:
-    """How far a map has been moved (pixels) and how far its cells lie apart, per axis."""
+    """How far each layer has moved a map (pixels) and how far its cells lie apart, per axis."""
 
-    by: tuple[float, float] = (0.0, 0.0)
-    spacing: tuple[float, float] = (1.0, 1.0)
+    spacing: tuple[float, ...]
+    by: dict[int, tuple[float, ...]] = field(default_factory=dict)
+
+    def on(self, layer: int | None, s: Selection, rate: Sequence[float]) -> "Moved":
+        """Where a map lies that was read s cells later and thinned out."""
+        spacing = tuple(t * r for t, r in zip(self.spacing, rate, strict=True))
+        if layer is None:
+            return Moved(spacing, self.by)
+        before = self.by.get(layer, (0.0,) * len(s))
+        here = tuple(b + k * t for b, k, t in zip(before, s, self.spacing, strict=True))
+        return Moved(spacing, {**self.by, layer: here})
 
 
 @dataclass
@@ -70,18 +83,22 @@ class Pads(TorchFunctionMode):
         out = func(*args, **kwargs)
         if func is F.pad or func is torch.nn.functional.pad:
             bound = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
-            if bound.get("mode", "constant") != "constant" and len(bound["pad"]) == 4:
+            if bound.get("mode", "constant") != "constant":
                 self.known[out] = (bound["input"], tuple(bound["pad"]), bound["mode"])
         return out
 
 
-def move(x: Tensor, s: tuple[int, int], dims: tuple[int, int], edge: bool = False) -> Tensor:
-    """x[n + s], zeros (or the edge) beyond the far end."""
+def move(x: Tensor, s: Sequence[int], dims: Sequence[int], edge: bool = False) -> Tensor:
+    """x[n + s], zeros (or the edge) where that is beyond an end."""
     for d, k in zip(dims, s, strict=True):
         if k:
-            kept = x.narrow(d, min(k, x.shape[d]), max(x.shape[d] - k, 0))
-            fill = x.narrow(d, x.shape[d] - 1, 1) if edge else torch.zeros_like(x.narrow(d, 0, 1))
-            x = torch.cat([kept, *[fill] * (x.shape[d] - kept.shape[d])], d)
+            size = x.shape[d]
+            last = size - 1 if k > 0 else 0
+            fill = x.narrow(d, last, 1) if edge else torch.zeros_like(x.narrow(d, 0, 1))
+            index = torch.arange(size) + k
+            inside = (index >= 0) & (index < size)
+            shape = [-1 if i == d else 1 for i in range(x.ndim)]
+            x = torch.where(inside.view(shape), x.index_select(d, index.clamp(0, size - 1)), fill)
     return x
 
 
@@ -92,22 +109,27 @@ class Mover(TorchDispatchMode):
         self.seen: Counter[tuple[str, str]] = Counter()
         self.used: set[Place] = set()
         self.moved: Any = WeakIdKeyDictionary()
-        self.batch, self.hooked = 1, set[str]()  # paths of modules whose input is moved, see moving_inputs
-        self.last_slice = (-1, -1)
+        self.batch, self.axes, self.hooked = 1, 2, set[str]()  # hooked: modules whose input is moved, see moving_inputs
+        self.last_slice = (-1, -1, -1)
 
     # -- which selection an op has
-    def pick(self, kind: str) -> tuple[int, int] | None:
+    def pick(self, kind: str) -> tuple[int | None, Selection]:
+        """The layer of the op that is about to run, None if it has none, and its selection there."""
         path = self.modules.stack[-1]
         place = (path, kind, self.seen[path, kind])
         self.seen[path, kind] += 1
         if place not in self.layer_of:
-            return None
+            return None, (0,) * self.axes
         self.used.add(place)
-        y, x = self.state.selections[self.layer_of[place] - 1]
-        return y, x
+        layer = self.layer_of[place]
+        return layer, self.state.selections[layer - 1]
 
     def where(self, x: Any) -> Moved:
-        return self.moved.get(x) or Moved()
+        return self.moved.get(x) or Moved((1.0,) * self.axes)
+
+    @property
+    def dims(self) -> range:
+        return range(2, 2 + self.axes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -116,7 +138,10 @@ class Mover(TorchDispatchMode):
             aten.convolution: self.conv,
             aten.max_pool2d_with_indices: self.max_pool,
             aten.max_pool2d: self.max_pool,
+            aten.max_pool3d_with_indices: self.max_pool,
+            aten.max_pool3d: self.max_pool,
             aten.avg_pool2d: self.avg_pool,
+            aten.avg_pool3d: self.avg_pool,
             aten.slice: self.slice,
             aten.pixel_unshuffle: self.unshuffle,
             aten.view: self.split,
@@ -143,9 +168,9 @@ class Mover(TorchDispatchMode):
         return out
 
     def inherit(self, out: Any, args: Any) -> None:
-        """A result lies where the input lies that was moved farthest; a value without an extent lies nowhere."""
+        """A result lies where the input lies that most layers have moved; a value without an extent lies nowhere."""
         known = [self.moved[t] for t in _tensors(args) if t in self.moved]
-        best = max(known, key=lambda m: sum(m.by), default=None)
+        best = max(known, key=lambda m: len(m.by), default=None)
         for t in _tensors([out]):
             if best is not None and self.extends(t):
                 self.moved[t] = best
@@ -154,97 +179,101 @@ class Mover(TorchDispatchMode):
         """Not a vector per image; (B * N, C) is what a linear layer makes of tokens (B, N, C)."""
         if t.ndim == 2:
             return t.shape[0] > self.batch
-        return t.ndim > 2 and not (t.ndim == 4 and t.shape[2] == t.shape[3] == 1)
+        return t.ndim > 2 and not (t.ndim == 2 + self.axes and set(t.shape[2:]) == {1})
 
     def meet(self, args: Any) -> Any:
-        maps = [t for t in _tensors(args) if t in self.moved and t.ndim == 4]
-        if len(maps) < 2 or len({(t.shape[2], t.shape[3]) for t in maps}) > 1:
+        maps = [t for t in _tensors(args) if t in self.moved and t.ndim == 2 + self.axes]
+        if len(maps) < 2 or len({t.shape[2:] for t in maps}) > 1:
             return args
-        far = tuple(max(self.where(t).by[a] for t in maps) for a in (0, 1))
+        union = {layer: by for t in maps for layer, by in self.where(t).by.items()}
         swap: Any = WeakIdKeyDictionary()
         for t in maps:
             here = self.where(t)
-            cells = tuple((far[a] - here.by[a]) / here.spacing[a] for a in (0, 1))
+            missing = [by for layer, by in union.items() if layer not in here.by]
+            cells = [sum(by[a] for by in missing) / here.spacing[a] for a in range(self.axes)]
             if any(cells):
                 if any(c != round(c) for c in cells):
                     raise NoOracle(f"maps that meet are {cells} cells apart")
-                swap[t] = move(t, (round(cells[0]), round(cells[1])), (2, 3))
-                self.moved[swap[t]] = Moved((far[0], far[1]), here.spacing)
+                swap[t] = move(t, [round(c) for c in cells], self.dims)
+                self.moved[swap[t]] = Moved(here.spacing, union)
         return _swap(args, swap)
 
-    def place(self, out: Tensor, x: Tensor, s: tuple[int, int], rate: tuple[float, float]) -> None:
+    def place(self, out: Tensor, x: Tensor, layer: int | None, s: Selection, rate: Sequence[float]) -> None:
         if x not in self.moved:  # where it lies was lost on the way, so it cannot be said to lie elsewhere than others
             return
-        here = self.where(x)
-        by = tuple(here.by[a] + s[a] * here.spacing[a] for a in (0, 1))
-        if out.ndim != 4 or (out.shape[2] == 1 and out.shape[3] == 1 and max(rate) > 1):
+        if out.ndim < 2 + self.axes or (set(out.shape[2:]) == {1} and max(rate) > 1):
             return
-        self.moved[out] = Moved((by[0], by[1]), (here.spacing[0] * rate[0], here.spacing[1] * rate[1]))
+        self.moved[out] = self.where(x).on(layer, s, rate)
 
     # -- op by op
     def conv(self, func: Any, args: Any, kwargs: Any) -> Any:
         x, weight, bias, stride, padding, dilation, transposed, extra, groups = args
-        if x.ndim != 4 or transposed:
+        if x.ndim != 2 + self.axes or transposed:
             out = func(*args, **kwargs)
-            if x.ndim == 4:
-                self.place(out, x, (0, 0), (1 / stride[0], 1 / stride[1]))
+            if x.ndim == 2 + self.axes:
+                self.place(out, x, None, (0,) * self.axes, [1 / r for r in stride])
             else:
                 self.inherit(out, args[:1])
             return out
-        s = self.pick("conv") if max(stride) > 1 else None
+        layer, s = self.pick("conv") if max(stride) > 1 else (None, (0,) * self.axes)
         out = func(*args, **kwargs)
-        if s is not None and s != (0, 0):
-            size = out.shape[2:]
-            if x in self.pads.known:
-                source, (left, right, top, bottom), mode = self.pads.known[x]
-                wide = (left, right + stride[1] - 1, top, bottom + stride[0] - 1)
-                x_far = far_pad(source, wide, mode)
-            else:
-                x_far = F.pad(x, (0, stride[1] - 1, 0, stride[0] - 1))
-            dense = func(x_far, weight, bias, [1, 1], padding, dilation, transposed, extra, groups)
+        if any(s):
+            more = [r - 1 for r in stride]
+            source, pads, mode = self.pads.known[x] if x in self.pads.known else (x, [0] * 2 * self.axes, "constant")
+            lows, highs = list(pads[-2::-2]), list(pads[-1::-2])
+            wide = [(low + m, high + m) for low, high, m in zip(lows, highs, more, strict=True)]
+            far = far_pad(source, wide, mode)
+            dense = func(far, weight, bias, [1] * self.axes, padding, dilation, transposed, extra, groups)
             # contiguous, as an op's result is: views of it must be views in the model, too
-            out = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : size[0], : size[1]].contiguous()
-            assert out.shape[2:] == size
-        self.place(out, x, s or (0, 0), tuple(stride))
+            out = thinned(dense, [m + k for m, k in zip(more, s, strict=True)], stride, out.shape[2:])
+        self.place(out, x, layer, s, stride)
         return out
 
+    def _along(self, x: Tensor, s: Selection) -> Selection:
+        """A selection for the dims of a pool: on signals, torch pools (B, C, 1, L)."""
+        return (*[0] * (x.ndim - 2 - len(s)), *s)
+
     def max_pool(self, func: Any, args: Any, kwargs: Any) -> Any:
-        x, size, stride, padding, dilation, _ = _defaults(args, [None, None, [], [0, 0], [1, 1], False])
-        size, padding, dilation = _pair(size), _pair(padding), _pair(dilation)
-        stride = _pair(stride or size)
+        x, size, stride, padding, dilation, _ = _defaults(args, [None, None, [], 0, 1, False])
+        n = x.ndim - 2
+        size, padding, dilation = _each(size, n), _each(padding, n), _each(dilation, n)
+        stride = _each(stride or size, n)
         out = func(*args, **kwargs)
-        s = self.pick("max_pool") if max(stride) > 1 else None
+        layer, s = self.pick("max_pool") if max(stride) > 1 else (None, (0,) * self.axes)
         first = out[0] if isinstance(out, tuple) else out
-        if s is not None and s != (0, 0):
-            cells = first.shape[2:]
-            more = [(cells[a] - 1) * stride[a] + stride[a] + dilation[a] * (size[a] - 1) for a in (0, 1)]
-            y, z = (max(more[a] - x.shape[2 + a] - padding[a], 0) for a in (0, 1))
-            dense = F.max_pool2d(
-                F.pad(x, (padding[1], z, padding[0], y), value=float("-inf")), size, 1, 0, tuple(dilation)
-            )
-            first = dense[:, :, s[0] :: stride[0], s[1] :: stride[1]][:, :, : cells[0], : cells[1]].contiguous()
-            assert first.shape[2:] == cells
+        if any(s):
+            wide = []
+            for a in range(n):
+                end = first.shape[2 + a] * stride[a] + stride[a] + dilation[a] * (size[a] - 1)
+                wide.append((padding[a] + stride[a] - 1, max(end - x.shape[2 + a] - padding[a], 0)))
+            far = F.pad(x, [side for pair in reversed(wide) for side in pair], value=float("-inf"))
+            pool: Any = F.max_pool2d if n == 2 else F.max_pool3d
+            dense = pool(far, size, 1, 0, dilation)
+            starts = [r - 1 + k for r, k in zip(stride, self._along(x, s), strict=True)]
+            first = thinned(dense, starts, stride, first.shape[2:])
             out = (first, out[1]) if isinstance(out, tuple) else first
-        self.place(first, x, s or (0, 0), tuple(stride))
+        self.place(first, x, layer, s, stride[-self.axes :])
         return out
 
     def avg_pool(self, func: Any, args: Any, kwargs: Any) -> Any:
-        x, size, stride, padding, _, counted, divisor = _defaults(args, [None, None, [], [0, 0], False, True, None])
-        size, padding = _pair(size), _pair(padding)
-        stride = _pair(stride or size)
+        x, size, stride, padding, _, counted, divisor = _defaults(args, [None, None, [], 0, False, True, None])
+        n = x.ndim - 2
+        size, padding = _each(size, n), _each(padding, n)
+        stride = _each(stride or size, n)
         out = func(*args, **kwargs)
-        s = self.pick("avg_pool") if max(stride) > 1 else None
-        if s is not None and s != (0, 0):
-            rows, columns = (
-                axis_windows(x.shape[2 + a], out.shape[2 + a], size[a], stride[a], padding[a], s[a], counted)
-                for a in (0, 1)
-            )
+        layer, s = self.pick("avg_pool") if max(stride) > 1 else (None, (0,) * self.axes)
+        if any(s):
+            along = self._along(x, s)
+            axes = [
+                axis_windows(x.shape[2 + a], out.shape[2 + a], size[a], stride[a], padding[a], along[a], counted)
+                for a in range(n)
+            ]
             out = torch.zeros_like(out)
-            for i, ((a, b), height) in enumerate(rows):
-                for j, ((c, d), width) in enumerate(columns):
-                    total = x[:, :, a:b, c:d].sum((2, 3))
-                    out[:, :, i, j] = total / (divisor or height * width)
-        self.place(out, x, s or (0, 0), tuple(stride))
+            for cell in itertools.product(*(range(k) for k in out.shape[2:])):
+                windows = [axes[a][i] for a, i in enumerate(cell)]
+                total = x[(..., *(slice(*inside) for inside, _ in windows))].flatten(2).sum(2)
+                out[(..., *cell)] = total / (divisor or math.prod(count for _, count in windows))
+        self.place(out, x, layer, s, stride[-self.axes :])
         return out
 
     def slice(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -253,16 +282,15 @@ class Mover(TorchDispatchMode):
             out = func(*args, **kwargs)
             self.inherit(out, args)
             return out
-        s = self.pick("slice")
+        layer, s = self.pick("slice")
         dim %= x.ndim
-        axis = 1 if dim == 3 or (dim == 2 and self.last_slice == (1, x.ndim)) else 0
-        self.last_slice = (dim, x.ndim)
-        amount = [0, 0]
-        if s is not None and s[axis]:
-            amount[axis] = s[axis]
-            args = (move(x, (s[axis], 0), (dim, dim)), *args[1:])
+        before = self.last_slice
+        axis = before[2] + 1 if before[:2] == (dim - 1, x.ndim) else max(dim - 2, 0)
+        self.last_slice = (dim, x.ndim, axis)
+        amount = tuple(k if a == axis else 0 for a, k in enumerate(s))
+        args = (move(x, amount[axis : axis + 1], (dim,)), *args[1:])
         out = func(*args, **kwargs)
-        self.place(out, x, (amount[0], amount[1]), (step, 1) if axis == 0 else (1, step))
+        self.place(out, x, layer, amount, [step if a == axis else 1 for a in range(self.axes)])
         return out
 
     def split(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -273,42 +301,46 @@ class Mover(TorchDispatchMode):
         self.inherit(out, args)
         if (path, "merge", self.seen[path, "merge"]) not in self.layer_of or path in self.hooked:
             return out
-        for y in (1, 2):
-            if (
-                x.ndim == 4
-                and len(shape) == 6
-                and out.shape == (*x.shape[:y], *out.shape[y : y + 4], *x.shape[y + 2 :])
-            ):
-                s = self.pick("merge") or (0, 0)
-                out = func(move(x, s, (y, y + 1)).contiguous(), *args[1:], **kwargs)
-                here = self.where(x)
-                by = (here.by[0] + s[0] * here.spacing[0], here.by[1] + s[1] * here.spacing[1])
-                spacing = (here.spacing[0] * out.shape[y + 1], here.spacing[1] * out.shape[y + 3])
-                self.moved[out] = Moved(by, spacing)
+        n = self.axes
+        for y in (1, 2):  # where the spatial dims begin
+            cut, rest = out.shape[y : y + 2 * n], x.shape[y + n :]
+            if x.ndim == 2 + n and len(shape) == 2 + 2 * n and out.shape == (*x.shape[:y], *cut, *rest):
+                layer, s = self.pick("merge")
+                out = func(move(x, s, range(y, y + n)).contiguous(), *args[1:], **kwargs)
+                self.moved[out] = self.where(x).on(layer, s, cut[1::2])
                 break
         return out
 
     def unshuffle(self, func: Any, args: Any, kwargs: Any) -> Any:
         x, r = args
-        s = self.pick("merge") or (0, 0)
-        out = func(move(x, s, (2, 3)), r)
-        self.place(out, x, s, (r, r))
+        layer, s = self.pick("merge")
+        out = func(move(x, s, self.dims), r)
+        self.place(out, x, layer, s, [r] * self.axes)
         return out
 
     def resize(self, func: Any, args: Any, kwargs: Any) -> Any:
         x = args[0]
-        s = self.pick("resize") or (0, 0)
-        out = func(move(x, s, (2, 3), edge=True), *args[1:], **kwargs)
-        ratio = [x.shape[2 + a] / out.shape[2 + a] for a in (0, 1)]
-        ratio = [round(r) if r >= 1 else 1 / round(1 / r) for r in ratio]
-        self.place(out, x, s, (ratio[0], ratio[1]))
+        layer, s = self.pick("resize")
+        out = func(move(x, s, self.dims, edge=True), *args[1:], **kwargs)
+        ratio = [x.shape[d] / out.shape[d] for d in self.dims]
+        self.place(out, x, layer, s, [round(r) if r >= 1 else 1 / round(1 / r) for r in ratio])
         return out
 
 
-def far_pad(x: Tensor, pads: tuple[int, ...], mode: str) -> Tensor:
+def thinned(dense: Tensor, starts: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> Tensor:
+    """dense[start + R n] for as many cells as the op gives."""
+    for d, (start, r, count) in enumerate(zip(starts, stride, size, strict=True), 2):
+        index = start + r * torch.arange(count)
+        assert int(index[-1]) < dense.shape[d]
+        dense = dense.index_select(d, index)
+    return dense.contiguous()
+
+
+def far_pad(x: Tensor, pads: Sequence[tuple[int, int]], mode: str) -> Tensor:
     """F.pad that may reflect (wrap) more than it is allowed to: by index, one by one."""
-    left, right, top, bottom = pads
-    for d, low, high in ((2, top, bottom), (3, left, right)):
+    if mode == "constant":
+        return F.pad(x, [side for pair in reversed(pads) for side in pair])
+    for d, (low, high) in enumerate(pads, 2):
         n = x.shape[d]
         index = []
         for i in range(-low, n + high):
@@ -332,7 +364,7 @@ def axis_windows(
         end = start + size
         inside = (min(max(start, 0), n), max(min(end, n), 0))
         # the far border moves with the state, so that s = 0 is torch's rule
-        count = min(end, n + padding + s) - start if counted else inside[1] - inside[0]
+        count = min(end, n + padding + max(s, 0)) - start if counted else inside[1] - inside[0]
         found.append(((inside[0], max(inside)), max(count, 1)))
     return found
 
@@ -357,9 +389,9 @@ def _defaults(args: Any, defaults: list[Any]) -> list[Any]:
     return [*args, *defaults[len(args) :]]
 
 
-def _pair(v: Any) -> list[int]:
+def _each(v: Any, n: int) -> list[int]:
     v = [v] if isinstance(v, int) else list(v)
-    return [v[0], v[-1]]
+    return v * n if len(v) == 1 else v
 
 
 @contextlib.contextmanager
@@ -383,17 +415,15 @@ def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, move
         def hook(m: nn.Module, args: Any, place: Place = place, layer: int = layer, dims: Any = dims) -> Any:
             mover.used.add(place)
             s = state.selections[layer - 1]
-            here = mover.where(args[0])
-            by = (here.by[0] + s[0] * here.spacing[0], here.by[1] + s[1] * here.spacing[1])
-            after[m] = Moved(by, here.spacing), args[0].shape
-            return (move(args[0], s, dims), *args[1:])
+            x = args[0]
+            after[m] = mover.where(x).on(layer, s, [1] * mover.axes), x.shape
+            return (move(even(x, dims), s, dims), *args[1:])
 
         def lies(m: nn.Module, args: Any, out: Any, dims: Any = dims) -> None:
             moved, before = after.pop(m)
             for t in _tensors([out]):
                 if t.ndim == len(before):  # tokens lie where they lie; only maps are ever moved along
-                    y, x = (moved.spacing[a] * -(-before[dims[a]] // t.shape[dims[a]]) for a in (0, 1))
-                    moved = Moved(moved.by, (y, x))
+                    moved = moved.on(None, (), [-(-before[d] // t.shape[d]) for d in dims])
                 mover.moved[t] = moved
 
         handles += [module.register_forward_pre_hook(hook), module.register_forward_hook(lies)]
@@ -404,8 +434,16 @@ def moving_inputs(model: nn.Module, layer_of: dict[Place, int], state: Any, move
             h.remove()
 
 
-def merging_dims(module: nn.Module) -> tuple[int, int] | None:
-    """Rows and columns of the input of modules that merge patches by a reshape."""
+def even(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """As the module would pad it by itself: what is moved back has its place there."""
+    for d in dims:
+        if x.shape[d] % 2:
+            x = torch.cat([x, torch.zeros_like(x.narrow(d, 0, 1))], d)
+    return x
+
+
+def merging_dims(module: nn.Module) -> tuple[int, ...] | None:
+    """The spatial dims of the input of modules that merge patches by a reshape."""
     name = type(module).__name__
     if name == "PatchMerging":  # timm's Swin: (B, H, W, C)
         return (1, 2)
@@ -419,8 +457,8 @@ def run(model: nn.Module, images: Tensor, state: Any, layer_of: dict[Place, int]
     modules, pads = Modules(model), Pads()
     mover = Mover(modules, pads, layer_of, state)
     with torch.no_grad(), moving_inputs(model, layer_of, state, mover), modules.watch(), pads, mover:
-        mover.moved[images] = Moved()
-        mover.batch = images.shape[0]
+        mover.batch, mover.axes = images.shape[0], images.ndim - 2
+        mover.moved[images] = Moved((1.0,) * mover.axes)
         out = model(images)
     missing = set(layer_of) - mover.used
     if missing:

@@ -71,3 +71,11 @@ def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
             m.running_mean.normal_(0, 0.1, generator=generator)
             m.running_var.uniform_(0.5, 2, generator=generator)
     return model.eval()
+
+
+class Pooled(nn.Module):
+    """Two means and the way back: each state sees the same picture a little moved."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.avg_pool2d(F.avg_pool2d(x, 2), 2)
+        return F.interpolate(y, x.shape[2:], mode="bilinear")

@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Any
 from unstride.compat import moved, torchvision
 
 if TYPE_CHECKING:
-    from unstride import data, models, tta
+    from unstride import data, export, extend, models, recipe, tta
     from unstride.enhanced import Enhanced, enhance, load
     from unstride.geometry.report import Report, inspect
     from unstride.geometry.states import State, StateSpace
     from unstride.learning.fitting import FitReport, fit
     from unstride.learning.selecting import FixedStates, fixed, select_states
+    from unstride.predicting import Predicted, predict
+    from unstride.procedure.gates import Gate, Stage
     from unstride.procedure.prediction import Prediction, Visited
     from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
     from unstride.procedure.windows import SlidingWindow
     from unstride.proof import Row, evaluate, plot_rows, read_rows
     from unstride.proof.benching import bench
+    from unstride.recipe import Recipe
     from unstride.show import plot_classification, plot_segmentation
+    from unstride.tuning.tune import tune
+    from unstride.tuning.tuned import Tuned
+    from unstride.views.canvas import Canvas
     from unstride.views.images import Preprocess, open_image
 
 __version__ = "0.1.0"
@@ -29,37 +35,51 @@ _NAMES = {
     "geometry.states": ("State", "StateSpace"),
     "learning.fitting": ("FitReport", "fit"),
     "learning.selecting": ("FixedStates", "fixed", "select_states"),
+    "predicting": ("Predicted", "predict"),
     "procedure.prediction": ("Prediction", "Visited"),
     "procedure.stopping": ("Agreement", "Confident", "LowEntropy", "Margin"),
     "procedure.windows": ("SlidingWindow",),
     "proof": ("Row", "evaluate", "plot_rows", "read_rows"),
     "proof.benching": ("bench",),
     "show": ("plot_classification", "plot_segmentation"),
+    "procedure.gates": ("Gate", "Stage"),
+    "recipe": ("Recipe",),
+    "tuning.tune": ("tune",),
+    "tuning.tuned": ("Tuned",),
+    "views.canvas": ("Canvas",),
     "views.images": ("Preprocess", "open_image"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-_ROOMS = ("data", "models", "tta")
+_ROOMS = ("data", "export", "extend", "models", "recipe", "tta")
 
 __all__ = [
     "Agreement",
+    "Canvas",
     "Confident",
     "Enhanced",
     "FitReport",
     "FixedStates",
+    "Gate",
     "LowEntropy",
     "Margin",
+    "Predicted",
     "Prediction",
     "Preprocess",
+    "Recipe",
     "Report",
     "Row",
     "SlidingWindow",
+    "Stage",
     "State",
     "StateSpace",
+    "Tuned",
     "Visited",
     "bench",
     "data",
     "enhance",
     "evaluate",
+    "export",
+    "extend",
     "fit",
     "fixed",
     "inspect",
@@ -69,9 +89,12 @@ __all__ = [
     "plot_classification",
     "plot_rows",
     "plot_segmentation",
+    "predict",
     "read_rows",
+    "recipe",
     "select_states",
     "tta",
+    "tune",
 ]
 
 torchvision.install()

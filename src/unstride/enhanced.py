@@ -1,378 +1,374 @@
-"""`enhance(model, example)` -> Enhanced: the module that users hold."""
+"""`enhance(model, example)` -> Enhanced: the module that users hold. The whole flow is in this file.
+
+picture -> views -> looks -> engine -> gates ... -> merged -> what the model returns
+"""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Node
+from torch.utils import _pytree as pytree
 
-from unstride.engine.compiled import compile_segment
-from unstride.engine.fused import Fuser, available
-from unstride.engine.segments import as_it_is
-from unstride.errors import InputError, ModelRaised, OptionError
-from unstride.geometry.layers import find_layers, mostly_convolutions
-from unstride.geometry.states import State
-from unstride.graph.capture import capture, check_images, frozen_eval
-from unstride.graph.optimise import channels_last, optimise
-from unstride.procedure import saving
+from unstride.errors import InputError, OptionError
+from unstride.graph.capture import check_images, wanted_axes
+from unstride.graph.keywords import the_image
+from unstride.graph.twin import own_module
+from unstride.models.weights import place
+from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
-from unstride.procedure.options import Options, validate
-from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, moved
-from unstride.procedure.run import ImageRun, Outcome, finish, run_procedure
-from unstride.procedure.saving import Saved
+from unstride.procedure.calibrate import Calibration, calibrate
+from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
+from unstride.procedure.looks import Looked, Looking, matched_stages
+from unstride.procedure.options import Options
+from unstride.procedure.plans import Crop, Plans, Setup, check_run
+from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
-from unstride.procedure.stopping import Stop
-from unstride.procedure.tasks import Plan, Target, make_plan
+from unstride.procedure.tasks import Plan
+from unstride.recipe import Recipe, get
+from unstride.recipe.recipe import SEARCH
+from unstride.recipe.saving import Saved, opened, read_saved, write_saved
+from unstride.views.canvas import Block, Canvas, Source, as_source
 from unstride.views.images import Preprocess
+from unstride.views.policies import IDENTITY
 
-TOGETHER = 512 << 20  # bytes that images which run together may take
-MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
-Key = tuple[int, int, int, torch.dtype, torch.device]
+MOST_BUDGETS = 4096
 
 
 class Enhanced(nn.Module):
-    """A model that looks at what it would have thrown away. Returns what the model returns.
+    """A model that looks again at what it would have thrown away. Returns what the model returns.
 
     Example:
-        better = unstride.enhance(model, images[:1], budget=10)
+        better = unstride.enhance(model, images[:1])
         logits = better(images)
         print(better.explain(images)[0])
     """
 
+    is_enhanced = True  # so that it is not captured again
+
     def __init__(
         self,
         model: nn.Module,
-        task: str,
-        space: str | None,
-        options: dict[str, Any],
-        max_bytes: int | None,
+        recipe: Recipe,
+        max_bytes: int | None = None,
         optimise: bool | str = True,
+        preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
-        self.model = model
-        self.task, self.space, self.max_bytes, self.optimise = task, space, max_bytes, optimise
-        self.asked = options
-        self.plans: dict[Key, Plan] = {}
-        self._versions: tuple[int, ...] = ()
+        check_run(max_bytes, optimise)
+        self.model, self.recipe = model, recipe
+        self.max_bytes, self.optimise = max_bytes, optimise
+        self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
+        self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
-        self.preprocess: Preprocess | None = None  # how images were prepared when this was saved; see unstride.load
+        self.training = False  # it always runs as in evaluation
+
+    @property
+    def task(self) -> str:
+        return self.recipe.task
 
     # -- set up
+    @property
+    def _setup(self) -> Setup:
+        return self.recipe.task, self.recipe.space, self.max_bytes, self.optimise
+
+    @property
+    def plans(self) -> Plans:
+        """What was captured of the model as it is, for every image size that was used."""
+        if self._plans.model is not self.model or self._plans.setup != self._setup:
+            self._plans = Plans(self.model, self._setup)
+        return self._plans
+
     def prepare(self, example: Tensor) -> Plan:
         """Capture and analyse the model for the example's size (once per size, dtype and device)."""
-        images = check_images(example)
-        versions = tuple(p._version for p in self.model.parameters())
-        if versions != self._versions:  # the weights were changed: what was folded from them is stale
-            self.plans.clear()
-            self._versions = versions
-        key = (images.shape[1], images.shape[2], images.shape[3], images.dtype, images.device)
-        plan = self.plans.get(key)
-        if plan is None:
-            with torch.autocast(images.device.type, enabled=False):  # the graph is the model's; a run may be cast
-                plan = self._plan(images[:1])
-            self.plans[key] = plan
-        return plan
+        return self.plans.of(example)
 
     @property
     def plan(self) -> Plan:
         """How the size that was prepared first runs: layers, engine, where maps are aggregated."""
+        if not self.plans:
+            raise InputError("nothing is prepared yet: call better.prepare(images), or use it once")
         return next(iter(self.plans.values()))
 
-    def _plan(self, example: Tensor) -> Plan:
-        graph, run_segment = capture(self.model, example), as_it_is
-        if self.optimise:
-            graph = optimise(graph)
-        found = find_layers(graph)
-        if self.optimise and mostly_convolutions(found):
-            graph = channels_last(graph)
-            run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
-        if self.optimise == "compile":
-            run_segment = compile_segment
-        return make_plan(graph, found, self.task, self.space, self.max_bytes, run_segment)
-
     def options(self, plan: Plan) -> Options:
-        """The asked options, made definite for this network."""
-        asked = self.asked
+        """The recipe's search, made definite for this network."""
+        asked = self.recipe
         count = len(plan.found.layers)
-        layers = asked["layers"] if asked["layers"] is not None else default_layers(plan.found.space, self.task)
+        layers = asked.layers if asked.layers is not None else default_layers(plan.found.space, self.task)
         if not layers or min(layers) < 1 or max(layers) > count:
             raise OptionError(f"layers: got {tuple(layers)}, but this network has the layers 1 to {count}")
-        states = asked["states"]
+        states = asked.states
         if states is not None:
             states = tuple(dict.fromkeys(plan.found.space.parse(s) for s in states))
-        if asked["aggregate"] == "attention" or asked["criterion"] == "learned":
+        if asked.aggregate == "attention" or asked.criterion == "learned":
             self.make_attention(plan)
         return Options(
-            budget=asked["budget"] if states is None else len({*states, plan.found.space.zero}),
+            budget=asked.budget if states is None else len({*states, plan.found.space.zero}),
             layers=tuple(layers),
-            criterion=asked["criterion"],
-            aggregate=asked["aggregate"],
-            align=asked["align"],
-            border=asked["border"],
-            order=asked["order"],
-            seed=asked["seed"],
+            criterion=asked.criterion,
+            aggregate=asked.aggregate,
+            align=asked.align,
+            border=asked.border,
+            order=asked.order,
+            seed=asked.seed,
             states=states,
-            stop=asked["stop"],
+            stop=asked.stop,
             attention=self.attention,
         )
 
     def make_attention(self, plan: Plan) -> None:
         """The attention for this network's map, untrained (it is the mean) unless there is one already."""
-        shape = plan.found.trace.shapes[plan.targets[0].tap]
-        grid = plan.targets[0].grid
-        spatial = {0, *(grid.dims if grid is not None else ())}
-        channels = 1
-        for d, size in enumerate(shape):
-            channels *= size if d not in spatial else 1
-        if self.attention is None:
-            self.attention = Attention(channels).to(plan.graph.device)
-        elif self.attention.channels != channels:
-            raise OptionError(f"the attention was made for {self.attention.channels} channels, this map has {channels}")
+        with self.plans.lock:
+            if self.attention is None:
+                self.attention = Attention(plan.channels).to(plan.graph.device)
+        if self.attention.channels != plan.channels:
+            made, has = self.attention.channels, plan.channels
+            raise OptionError(f"the attention was made for {made} channels, this map has {has}")
 
     # -- use
-    def forward(self, images: Tensor) -> Any:
-        """What the model returns, made from `budget` states of each image."""
-        check_images(images)
-        if self.asked["budget"] == 1 and self.asked["states"] is None:
-            with frozen_eval(self.model):
-                return self.model(images)
-        return self.run(images, ())[0]
+    def forward(self, images: Any = None, **inputs: Any) -> Any:
+        """What the model returns, after all the looks of the recipe.
+
+        `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
+        a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
+        """
+        if torch.compiler.is_exporting():
+            raise OptionError(
+                "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
+                "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
+            )
+        source = self._source(the_image(self.model, images, inputs) if inputs or images is None else images)
+        with self._cast(source):
+            if self.recipe.plain:
+                return self.plans.plain(source.see(IDENTITY))
+            if self.recipe.searches:
+                return self.run(source.see(IDENTITY), ())[0]
+            return self._answer(*self._looked(source))
+
+    def explain(self, images: Any) -> list[Prediction]:
+        """One Prediction per image: final and plain logits, the looks that were taken, why it ended, what it cost."""
+        source = self._source(images)
+        with self._cast(source):
+            if not self.recipe.stages:
+                return self.run(source.see(IDENTITY), (), explain=True)[2]
+            looked, plan, crop = self._looked(source, explain=True)
+            return assemble.looked_predictions(looked, self._main(looked, plan, crop))
 
     def curve(self, images: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
         """Logits of the main output at several budgets from one search: a search to 15 has visited the search to 4."""
-        check_images(images)
-        highest = max(budgets)
-        wider = self.with_options(budget=highest)
-        _, at, _, _ = wider.run(images, tuple(budgets))
-        return at
-
-    def explain(self, images: Tensor) -> list[Prediction]:
-        """One Prediction per image: final and plain logits, the states visited, why it ended, what it cost."""
-        check_images(images)
-        _, _, predictions, _ = self.run(images, (), explain=True)
-        return predictions
+        return {b: logits for b, (logits, _) in self.costs(images, budgets).items()}
 
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
         check_images(images)
-        _, at, _, macs = self.with_options(budget=max(budgets)).run(images, tuple(budgets))
-        return {b: (at[b], macs[b]) for b in budgets}
+        asked = _budgets(budgets)
+        _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
+        return {b: (at[b], macs[b]) for b in asked}
 
-    def with_options(self, **changes: Any) -> "Enhanced":
-        """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`."""
-        asked = {**self.asked, **changes}
-        validate(self.task, self.space, asked)
-        other = Enhanced(self.model, self.task, self.space, asked, self.max_bytes, self.optimise)
-        other.plans, other._versions, other.attention = self.plans, self._versions, self.attention
-        other.preprocess = self.preprocess
+    def looks(self, images: Any) -> tuple[Tensor, list[float]]:
+        """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
+        source = self._source(images)
+        with self._cast(source):
+            looked, plan, crop = self._looked(source)
+            return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
+
+    def stage_costs(self, images: Tensor) -> list[float]:
+        """What one image costs, in plain forwards, after each stage if all gates open, or after the search."""
+        if self.recipe.searches:
+            return [self.explain(images[:1])[0].cost]
+        looked = self._looked(self._source(images[:1]), gated=False)[0] if self.recipe.stages else None
+        return [1.0] if looked is None else [m / looked.plain_macs for m in looked.spent]
+
+    def calibrate(self, pictures: Any, cost: float | None = None) -> Calibration:
+        """Set the gates from unlabelled pictures: to a mean cost in plain forwards, or to the share each gate asks for.
+
+        Example: `print(better.calibrate(pictures, cost=1.5))`. `pictures`: what `better` takes, or batches of that.
+        Views that speak louder than the plain one (larger sizes do) are brought to its temperature.
+        """
+        if not self.recipe.stages:
+            raise OptionError("this recipe has no stages, so there are no gates to set; take recipe='default'")
+        runs = [self._looked(source, explain=True, gated=False)[0] for source in self._batches(pictures)]
+        sure = [torch.cat(parts) for parts in zip(*(r.sure for r in runs), strict=True)]
+        spent = [m / runs[0].plain_macs for m in runs[0].spent]
+        costs = [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
+        stages = matched_stages(self.recipe.stages, runs) if self.task == "classification" else self.recipe.stages
+        found = calibrate(stages, sure, costs, cost)
+        self.recipe = self.recipe.changed(stages=found.stages)
+        return found
+
+    def doubts(self, pictures: Any, states: int = 9) -> str | None:
+        """Without labels: why near states look unfamiliar to this network and should be left out, or None.
+
+        Example: `print(better.doubts(images))`. A few dozen pictures are enough.
+        """
+        near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
+        said = [near._looked(source, explain=True)[0].seen for source in self._batches(pictures)]
+        if self.task != "classification":
+            raise OptionError(f"doubts are told for classification, this is {self.task}")
+        looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
+        return warn_states(looks[0], looks[1:])
+
+    def with_options(self, **changes: Any) -> Enhanced:
+        """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
+
+        `recipe` names another one to start from; options of a search, given to the default recipe, ask for the paper's.
+        """
+        base = changes.pop("recipe", self.recipe)
+        if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
+            base = "paper"
+        base = get(base, self.task)
+        max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
+        preprocess = changes.pop("preprocess", self.preprocess)
+        other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
+        other._plans, other.attention = self.plans, self.attention  # plans of another setup will be made anew
         return other
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
-        """Options, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
-        kept = Saved(self.task, self.space, self.asked, self.attention, preprocess or self.preprocess)
+        """Recipe, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
         plan = next(iter(self.plans.values()), None)
-        return saving.write(path, self.model, kept, plan, self.options(plan).layers if plan is not None else None)
+        kept = Saved(self.recipe, self.attention, preprocess or self.preprocess, self.max_bytes, self.optimise)
+        return write_saved(path, self.model, kept, plan)
 
     @property
     def signature(self) -> str:
         """All options in one line: two enhanced models with the same weights and signature answer alike."""
-        return f"{self.task} {self.space} " + " ".join(f"{k}={v!r}" for k, v in sorted(self.asked.items()))
+        return repr(self.recipe)
 
-    def train(self, mode: bool = True) -> "Enhanced":
+    def train(self, mode: bool = True) -> Enhanced:
         """The wrapped model always runs as in evaluation; its own mode is never touched."""
         self.training = mode
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
-        return {**self.__dict__, "plans": {}, "_versions": ()}
+    def __getattr__(self, name: str) -> Any:
+        """What is not ours is the model's: `better.config`, `better.num_classes`; and every model has a device."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or name.startswith("__"):
+                raise
+            if name in ("device", "dtype") and not hasattr(model, name):
+                return dict(zip(("device", "dtype"), place(model), strict=True))[name]
+            return getattr(model, name)
 
     # -- inside
+    def _source(self, images: Any) -> Source:
+        pixels = images.pixels if isinstance(images, Canvas) else images
+        if isinstance(pixels, Tensor):
+            check_images(pixels, axes=wanted_axes(self.model))
+        return as_source(images, self.preprocess)
+
+    def _cast(self, source: Source) -> AbstractContextManager[Any]:
+        if self.recipe.precision is None:
+            return nullcontext()
+        device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
+        return torch.autocast(device, getattr(torch, self.recipe.precision))
+
+    def _batches(self, pictures: Any) -> Iterable[Source]:
+        if isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas):
+            for batch in pictures:
+                yield self._source(batch[0] if isinstance(batch, list | tuple) else batch)
+        else:
+            yield self._source(pictures)
+
+    def _looked(self, source: Source, explain: bool = False, gated: bool = True) -> tuple[Looked, Plan, Crop]:
+        def at_once(plan: Plan, states: int) -> int:
+            return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
+
+        with torch.no_grad():
+            looked = Looking(self.fitted, at_once, self.recipe.stages, self.recipe.merge, explain, gated).run(source)
+        first = looked.plain[0]
+        return looked, first.plan, first.crop
+
+    def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:
+        return self._warm(looked.merged.logits()).to(plan.graph.dtype)
+
+    def _warm(self, logits: Tensor) -> Tensor:
+        return logits if self.recipe.temperature == 1 else logits / self.recipe.temperature
+
+    def _answer(self, looked: Looked, plan: Plan, crop: Crop) -> Any:
+        leaves = assemble.looked_leaves(plan, looked, self._main(looked, plan, crop))
+        return assemble.returned(plan, leaves, crop, len(looked.macs), merged=True)
+
     def run(
         self, images: Tensor, budgets: tuple[int, ...], explain: bool = False
     ) -> tuple[Any, dict[int, Tensor], list[Prediction], dict[int, list[float]]]:
-        """All at once: the model's output, logits at each budget, predictions, and each image's cost at each budget."""
+        """The search, all at once: the model's output, logits at each budget, predictions, costs at each budget."""
         images, plan, crop = self.fitted(images)
         options = self.options(plan)
-        leaves: list[list[Any]] = []
-        at: dict[int, list[Tensor]] = {b: [] for b in budgets}
-        macs_at: dict[int, list[float]] = {b: [] for b in budgets}
-        predictions: list[Prediction] = []
-        with torch.no_grad():
-            for part in images.tensor_split(-(-len(images) // self.images_at_once(plan, options, len(images)))):
-                outcome = run_procedure(plan, part, options, budgets, explain)
-                runs = outcome.runs
-                leaves.append(self._leaves(plan, outcome, part))
-                main = leaves[-1][plan.graph.index(plan.targets[0].leaf)]
-                for b in budgets:
-                    at[b].append(self._at(plan, outcome, b, main))
-                    for r in runs:
-                        visited = r.search.visited if options.states is None else [*options.states]
-                        count = min(b, len(r.scores))
-                        macs_at[b].append(
-                            (plan.engine.trie_macs(visited[:count]) + self._head_macs(plan) * count) / plan.plain_macs
-                        )
-                if explain:
-                    predictions += [
-                        self._prediction(plan, options, r, m, main[k])
-                        for k, (r, m) in enumerate(zip(runs, outcome.macs, strict=True))
-                    ]
-        joined = [torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*leaves, strict=True)]
-        output = plan.graph.rebuild([cropped(leaf, crop) for leaf in joined])
+        together = self.images_at_once(plan, options, len(images))
+        parts = images.tensor_split(-(-len(images) // together))
+        leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self._warm)
+        output = assemble.returned(plan, leaves, crop, len(images))
         if crop is not None:
-            predictions = [_cropped_prediction(p, crop) for p in predictions]
-        return output, {b: cropped(torch.cat(v), crop) for b, v in at.items()}, predictions, macs_at
+            predictions = [assemble.cropped_prediction(p, crop) for p in predictions]
+        return output, {b: cropped(logits, crop) for b, logits in at.items()}, predictions, macs
 
-    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, tuple[float, float] | None]:
+    def plain(self, images: Tensor) -> Tensor:
+        """The main logits of the user's own model, untouched."""
+        leaves = pytree.tree_leaves(self.plans.plain(images))
+        plan = self.fitted(images)[1]
+        logits: Tensor = leaves[plan.graph.index(plan.targets[0].leaf)]
+        return logits
+
+    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, Crop]:
         """A plan for this image size; segmentation pads to a multiple of 32 where the model takes no other size."""
-        try:
-            return images, self.prepare(images), None
-        except ModelRaised as error:
-            h, w = images.shape[2:]
-            ph, pw = (-h) % MULTIPLE, (-w) % MULTIPLE
-            if self.task != "segmentation" or (ph == 0 and pw == 0):
-                raise
-            padded = F.pad(images, (0, pw, 0, ph), mode="replicate" if min(h, w) > 1 else "constant")
-            try:
-                plan = self.prepare(padded)
-            except ModelRaised:
-                raise InputError(
-                    f"the model does not take images of {h}x{w} ({error}); padding to {h + ph}x{w + pw} did not help: "
-                    "resize or pad them to a size the model accepts"
-                ) from error
-            return padded, plan, (h / (h + ph), w / (w + pw))
+        return self.plans.fitted(images)
 
     def images_at_once(self, plan: Plan, options: Options, count: int | None = None) -> int:
-        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
-        twice what the plain network needs for all `count` images.
-        """
-        engine = plan.engine
-        every = range(1, engine.depth + 1)
-        stored = engine.prefix_bytes(every if options.states is not None else options.layers, options.budget)
-        bound = TOGETHER if self.max_bytes is None else self.max_bytes
-        if count is not None:
-            bound = min(bound, 2 * count * engine.plain_bytes)
-        return max(1, bound // (stored + engine.plain_bytes), (bound - engine.chunk_bytes) // max(1, stored))
+        """How many images may be searched together."""
+        layers = options.layers if options.states is None else range(1, plan.engine.depth + 1)
+        return plan.engine.images_at_once(layers, options.budget, self.max_bytes, count)
 
-    def _leaves(self, plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
-        leaves: list[Any] = list(plan.graph.leaves)
-        for i, value in outcome.others.items():
-            leaves[i] = value
-        for k, (target, sums) in enumerate(zip(plan.targets, outcome.sums, strict=True)):
-            like = self._like(plan, target, len(part), part.dtype)
-            maps = sums.value()
-            done = finish(plan, target, sums, maps, like)
-            leaves[plan.graph.index(target.leaf)] = done
-            if k == 0:
-                for leaf, segment in plan.also:
-                    tap = plan.unmap(maps, like, target)
-                    leaves[plan.graph.index(leaf)] = segment(len(part), (), [tap])[0]
-        seen = {
-            leaf: i
-            for i, leaf in enumerate(plan.graph.leaves)
-            if isinstance(leaf, Node) and not isinstance(leaves[i], Node)
-        }
-        return [leaves[seen[leaf]] if isinstance(leaf, Node) else leaf for leaf in leaves]
-
-    def _at(self, plan: Plan, outcome: Outcome, budget: int, main: Tensor) -> Tensor:
-        """Main output with the first `budget` states; an image that stopped earlier keeps its final answer."""
-        target, runs = plan.targets[0], outcome.runs
-        rows = [i for i, r in enumerate(runs) if budget in r.at]
-        out = main.clone()
-        if rows:
-            like = self._like(plan, target, len(rows), main.dtype)
-            maps = torch.stack([runs[i].at[budget] for i in rows])
-            out[rows] = finish(plan, target, outcome.sums[0], maps, like)
-        return out
-
-    @staticmethod
-    def _like(plan: Plan, target: Target, rows: int, dtype: torch.dtype) -> Tensor:
-        """What the target's tap looks like for so many images."""
-        return torch.empty((rows, *plan.found.trace.shapes[target.tap][1:]), dtype=dtype, device="meta")
-
-    def _head_macs(self, plan: Plan) -> int:
-        return sum(t.head.macs for t in plan.targets if t.head is not None)
-
-    def _prediction(self, plan: Plan, options: Options, r: ImageRun, macs: int, final: Tensor) -> Prediction:
-        visited = (
-            r.search.visited
-            if options.states is None
-            else list(dict.fromkeys([plan.found.space.zero, *options.states]))
-        )
-        shape = final.shape[1:]
-        shifts = [moved(plan, s, (shape[0], shape[1])) if len(shape) == 2 else (0, 0) for s in visited]
-        agreement, mutual = compare_states(r.logits, final, shifts)
-        total = sum(r.weights) or 1.0
-        states = tuple(
-            Visited(s, c, w / total, logits)
-            for s, c, w, logits in zip(visited, r.scores, r.weights, r.logits, strict=True)
-        )
-        return Prediction(
-            final, r.logits[0], states, tuple(r.search.expansions), macs, plan.plain_macs, agreement, mutual, r.stopped
-        )
-
-    def extra_repr(self) -> str:
-        asked = self.asked
-        layers = asked["layers"]
-        if layers is None and self.plans:
-            layers = default_layers(self.plan.found.space, self.task)
-        parts = [f"task={self.task!r}", f"budget={asked['budget']}", f"layers={layers}"]
-        parts += [f"{k}={asked[k]!r}" for k in ("criterion", "aggregate", "align", "border", "order")]
+    def __repr__(self) -> str:
+        """What it does in a few lines, and what it takes the model's output for; not the whole network."""
+        weights = sum(p.numel() for p in self.model.parameters())
+        lines = [f"Enhanced({type(self.model).__name__}, {weights:,} weights", *str(self.recipe).splitlines()]
         if self.plans:
-            parts.append(f"space={self.plan.space!r}")
-        parts += [f"stop={asked['stop']!r}"] if asked["stop"] is not None else []
-        return ", ".join(parts)
+            if self.recipe.searches and self.recipe.states is None and self.recipe.layers is None:
+                lines.append(f"layers={default_layers(self.plan.found.space, self.task)}")
+            lines.append(self.plan.reads)
+        return "\n  ".join(lines) + "\n)"
 
 
 def enhance(
     model: nn.Module,
     example: Tensor,
-    budget: int = 10,
+    budget: int | None = None,
     *,
-    task: str = "classification",
-    layers: Iterable[int] | None = None,
-    criterion: str = "entropy",
-    aggregate: str = "entropy",
-    space: str | None = None,
-    align: bool | str = True,
-    border: str = "renormalise",
-    order: str = "paper",
-    states: Iterable[State | Sequence[Any]] | None = None,
-    stop: Stop | None = None,
-    seed: int = 0,
+    recipe: str | Path | Recipe | None = None,
     max_bytes: int | None = None,
     optimise: bool | str = True,
+    preprocess: Preprocess | None = None,
+    **options: Any,
 ) -> Enhanced:
     """Make a pretrained model better at test time, without training it.
 
-    Example: `better = unstride.enhance(model, images[:1], budget=10); logits = better(images)`
+    Example: `better = unstride.enhance(model, images[:1]); logits = better(images)`
 
-    `budget` counts the states of each image, the plain network's included: 1 is the model itself. The rest has sensible
-    defaults; see the guide "choosing options". `max_bytes` bounds memory, if need be by computing things again.
-    `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands its segments to
-    `torch.compile`.
+    `recipe`: what is done, by name ("default", "flip", "paper", ...), from a file (refused where it was made for
+    another model), or a `Recipe`; further arguments change its fields (`enhance(model, example, recipe="paper",
+    budget=4)`), and are those of the paper's search where no recipe is named. `max_bytes` bounds memory, if need be by
+    computing things again. `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands
+    its segments to `torch.compile`. `preprocess` says how pictures become tensors: with it, `better` takes PIL images,
+    and views use what the crop leaves out.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
-    asked: dict[str, Any] = {
-        "budget": budget,
-        "layers": tuple(layers) if layers is not None else None,
-        "criterion": criterion,
-        "aggregate": aggregate,
-        "align": align,
-        "border": border,
-        "order": order,
-        "states": tuple(states) if states is not None else None,
-        "stop": stop,
-        "seed": seed,
-    }
-    validate(task, space, asked, optimise)
-    better = Enhanced(model, task, space, asked, max_bytes, optimise)
-    _, plan, _ = better.fitted(check_images(example, "example")[:1])
+    model = own_module(model)
+    asked = {**options, **({} if budget is None else {"budget": budget})}
+    if not isinstance(recipe, str | Path | Recipe | None):
+        raise OptionError(f"recipe: got {recipe!r}, wanted a name such as 'default', a file, or a Recipe")
+    if recipe is None:
+        recipe = "paper" if set(asked) & set(SEARCH) else "default"
+    kept = opened(recipe, model, preprocess, asked.pop("task", None))
+    better = Enhanced(model, kept.recipe.changed(**asked), max_bytes, optimise, kept.preprocess)
+    better.attention = kept.attention
+    _, plan, _ = better.fitted(check_images(example, "example", wanted_axes(model))[:1])
     better.options(plan)
     return better
 
@@ -383,18 +379,20 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     An ArtefactError where the file is damaged or foreign, or was saved for other weights. With `preprocess`, also where
     the images would be prepared in another way than when it was saved. What was saved is in `better.preprocess`.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
-    kept = saving.read(path, model, preprocess)
-    better = Enhanced(model, kept.task, kept.space, kept.asked, 512 << 20)
-    better.preprocess = kept.preprocess
-    if kept.attention is not None:
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        better.attention = kept.attention.to(device)
+    model = own_module(model)
+    kept = read_saved(path, model, preprocess)
+    better = Enhanced(model, kept.recipe, kept.max_bytes, kept.optimise, kept.preprocess)
+    better.attention = kept.attention
     return better
 
 
-def _cropped_prediction(p: Prediction, crop: tuple[float, float]) -> Prediction:
-    states = tuple(replace(v, logits=cropped(v.logits, crop)) for v in p.states)
-    maps = {name: cropped(getattr(p, name), crop) for name in ("logits", "plain", "spread")}
-    return replace(p, states=states, **maps)
+def _budgets(budgets: Any) -> tuple[int, ...]:
+    """Each budget once, in the order given."""
+    several = isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes)
+    found = list(islice(budgets, MOST_BUDGETS + 1)) if several else []
+    if not found or len(found) > MOST_BUDGETS or any(type(b) is not int or b < 1 for b in found):
+        raise OptionError(
+            f"budgets: got {budgets!s:.60}, wanted a list of whole numbers from 1 on, such as [1, 4, 10], "
+            f"{MOST_BUDGETS} at most"
+        )
+    return tuple(dict.fromkeys(found))

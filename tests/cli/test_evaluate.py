@@ -1,11 +1,11 @@
 """`unstride evaluate`: what it prints, what it writes, and how it ends."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from PIL import Image
 from typer.testing import CliRunner
@@ -14,9 +14,6 @@ import unstride
 from unstride import models
 from unstride.cli import app
 from unstride.proof import metrics
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "evaluation"))
-import tiny
 
 TINY = str(Path(tiny.__file__))
 

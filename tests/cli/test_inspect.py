@@ -53,7 +53,8 @@ def test_json(tmp_path: Path) -> None:
     assert {"layers", "left_out", "features"} <= report.keys()
     first, second = report["layers"]
     ops = [{"path": "0", "kind": "conv"}]
-    assert first == {"index": 1, "rate": [2, 2], "ops": ops, "stride": [2, 2], "map": [16, 16], "cost": 1.0}
+    where = {"stride": [2, 2], "map": [16, 16], "natural": [[0, 1], [0, 1]]}
+    assert first == {"index": 1, "rate": [2, 2], "ops": ops, **where, "cost": 1.0}
     assert (second["rate"], second["stride"], second["map"]) == ([2, 3], [4, 6], [8, 6])
     pool = 8 * 6 * 6 * 8 * 9 + 6 * 4  # MACs behind the pool: a convolution and the classifier
     assert second["cost"] == pytest.approx(pool / (pool + 8 * 16 * 16 * 3 * 9))

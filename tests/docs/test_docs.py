@@ -14,10 +14,14 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import typer
+from docs_nets import namespace
+
+from unstride import data, models
+from unstride.geometry.rules import RULES
+from unstride.views import policies, views
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(Path(__file__).parent))
-from nets import namespace  # noqa: E402
+EXTENDED = (RULES, data.KINDS, data.TASKS, models.libraries.LIBRARIES, policies.RULES, views.ACTS)
 
 DOCS = ROOT / "docs"
 MADE = ("coverage.md", "results.md", "results-tta.md", "results-ablations.md", "macs.md")  # written by commands
@@ -50,10 +54,8 @@ def python(page: str) -> list[Block]:
 @pytest.mark.parametrize("page", [p for p in PAGES if python(p)])
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The blocks of a page, one after another, as a reader would type them; line numbers are those of the page."""
-    from unstride.geometry.rules import RULES
-
     monkeypatch.chdir(tmp_path)
-    threads, rules = torch.get_num_threads(), dict(RULES)
+    threads, tables = torch.get_num_threads(), [(table, dict(table)) for table in EXTENDED]
     torch.set_num_threads(1)
     names = namespace()
     try:
@@ -68,8 +70,9 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
             exec(compile(source, path, "exec"), names)
     finally:
         torch.set_num_threads(threads)
-        RULES.clear()
-        RULES.update(rules)
+        for table, before in tables:  # what the page registered
+            table.clear()
+            table.update(before)
 
 
 def test_most_blocks_are_run() -> None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, OptionError, UnstrideError
-from unstride.geometry.layers import find_layers
+from unstride.geometry.find import find_layers
 from unstride.geometry.states import State
 from unstride.graph.capture import capture, tolerance
 
@@ -265,12 +265,20 @@ def test_a_ramp_shows_the_displacement(strides: list[tuple[int, int]]) -> None:
         assert torch.allclose(shift[1], torch.full_like(shift[1], dx))
 
 
-def test_an_impulse_moves_against_the_displacement() -> None:
+@pytest.mark.parametrize(
+    ("state", "by"),
+    [
+        (((1, 0), (1, 1), (0, 1)), (3, 6)),
+        (((-1, 0), (-1, -1), (0, -1)), (-3, -6)),
+        (((1, -1), (-1, 0), (0, 1)), (-1, 3)),
+    ],
+)
+def test_an_impulse_moves_against_the_displacement(state: tuple, by: tuple[int, int]) -> None:
     """State s puts a pixel where the plain network puts the pixel at its place less the displacement."""
     net, _ = net_of(Unet())
-    state = State(((1, 0), (1, 1), (0, 1)))
+    state = State(state)
     dy, dx = (int(d) for d in net.found.space.displacement(state))
-    assert (dy, dx) == (3, 6)
+    assert (dy, dx) == by
     x = torch.zeros(2, 3, 64, 64, dtype=torch.float64)
     net = Net.of(net.model, x[:1])
     x[0, :, 30, 28] = 1
@@ -278,7 +286,7 @@ def test_an_impulse_moves_against_the_displacement() -> None:
     run = net.engine().start(x)
     (moved,) = run.add([(0, state)])
     plain = run.plain[net.outputs[0]][1:]
-    inner = (slice(None), slice(None), slice(6, 24), slice(6, 24))
+    inner = (slice(None), slice(None), slice(10, 24), slice(10, 24))
     assert gap(moved[inner], plain[inner]) < 1e-12
     assert gap(moved, run.plain[net.outputs[0]][:1]) > 1e-3
 

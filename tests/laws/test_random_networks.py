@@ -10,6 +10,7 @@ from networks import Plan, build, plans
 
 SHARDS, EACH = 8, 40  # 320 networks in an ordinary run
 MANY = 625  # 8 x 625 = 5,000 networks in the slow one: `pytest -m slow tests/laws/test_random_networks.py`
+OTHER = {1: 30, 3: 30}  # 4 x 30 of signals and of volumes in an ordinary run, 4 x 250 in the slow one
 
 
 def laws_hold(plan: Plan) -> None:
@@ -21,7 +22,7 @@ def laws_hold(plan: Plan) -> None:
         check_all(net, images, some_states(net.found, 4, plan.seed)[1:], tol=1e-9)
 
 
-def sweep(number: int, count: int) -> None:
+def sweep(number: int, count: int, axes: int = 2) -> None:
     seen: Counter[int] = Counter()
 
     @seed(number)
@@ -32,7 +33,7 @@ def sweep(number: int, count: int) -> None:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    @given(plans())
+    @given(plans(axes))
     def check(plan: Plan) -> None:
         seen[hash(plan)] += 1
         laws_hold(plan)
@@ -50,3 +51,16 @@ def test_random_networks(shard: int) -> None:
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_many_random_networks(shard: int) -> None:
     sweep(1000 + shard, MANY)
+
+
+@pytest.mark.parametrize("axes", OTHER)
+@pytest.mark.parametrize("shard", range(4))
+def test_random_networks_of_other_axes(shard: int, axes: int) -> None:
+    sweep(2000 + shard, OTHER[axes], axes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", OTHER)
+@pytest.mark.parametrize("shard", range(4))
+def test_many_random_networks_of_other_axes(shard: int, axes: int) -> None:
+    sweep(3000 + shard, 250, axes)

@@ -1,5 +1,7 @@
 """Law 2: the activations of state s are the slice [R n + s] of the stride-1 op, op by op, computed by hand."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -46,6 +48,11 @@ def every_state(model: nn.Module, x: Tensor, dense, rate: tuple[int, int]) -> No
         wanted = full[:, :, sy :: rate[0], sx :: rate[1]][:, :, : cells[0], : cells[1]]
         assert wanted.shape[2:] == cells, "the dense op of this test is too small"
         assert gap(of_state(net, x, s), wanted) < 1e-12, f"state {s}"
+        for back in itertools.product(*((k, k - r) if k else (0,) for k, r in zip((sy, sx), rate, strict=True))):
+            # s - R takes what s takes, one cell of the output later; its first cell lies before the dense op's
+            late = tuple(int(k < 0) for k in back)
+            got = of_state(net, x, State((back,)))[:, :, late[0] :, late[1] :]
+            assert gap(got, wanted[:, :, : cells[0] - late[0], : cells[1] - late[1]]) < 1e-12, f"selection {back}"
 
 
 CONVS = {
@@ -143,6 +150,23 @@ def test_average_pool_with_a_ceiling_keeps_its_rule_at_the_moved_border() -> Non
     net = Net.of(Op(lambda m, t: F.avg_pool2d(t, 3, 2, 1, ceil_mode=True)), x)
     out = of_state(net, x, State(((1, 1),)))
     assert torch.allclose(out[0, 0, 1], torch.tensor([2.0, 4.0, 6.0, 7 / 3], dtype=torch.float64))
+
+
+def test_what_lies_before_the_map_is_the_ops_own_padding() -> None:
+    """Five cells 1..5 read from one cell earlier, by hand: zeros for a sum, nothing for a maximum, and what counts."""
+    x = torch.arange(1.0, 6.0, dtype=torch.float64).view(1, 1, 1, 5).expand(1, 1, 5, 5).contiguous()
+    one = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    hand = {
+        "sum": (lambda m, t: F.conv2d(t, m.w, None, 2, 1), [3 * 1.0, 3 * 6.0, 3 * 12.0]),  # 0 0 1, 1 2 3, 3 4 5
+        "max": (lambda m, t: F.max_pool2d(t, 3, 2, 1), [1.0, 3.0, 5.0]),
+        "mean": (lambda m, t: F.avg_pool2d(t, 3, 2, 1), [1 / 3, 2.0, 4.0]),
+        "mean of what is there": (lambda m, t: F.avg_pool2d(t, 3, 2, 1, count_include_pad=False), [1.0, 2.0, 4.0]),
+        "slice": (lambda m, t: t[:, :, ::2, ::2] * 1.0, [0.0, 2.0, 4.0]),
+    }
+    for name, (f, wanted) in hand.items():
+        net = Net.of(Op(f, w=one), x)
+        out = of_state(net, x, State(((-1, -1),)))
+        assert torch.allclose(out[0, 0, 1], torch.tensor(wanted, dtype=torch.float64)), name
 
 
 def test_average_pool_with_its_own_divisor() -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unstride.cli.options import AsJson
 from unstride.cli.printing import screen
 from unstride.jobs import strict
 
@@ -15,39 +16,41 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def demo(
-        out: Annotated[Path, typer.Option(help="Folder of the report and its pictures.")] = Path("unstride-demo"),
-        as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
-    ) -> None:
-        """Measure plain against enhanced on photographs and embedded networks, in a minute or two, and write a report.
+    app.command()(demo)
 
-        Exit code 3: some parts could not run; they are named, the others are done.
-        """
-        from unstride import demo as show
-        from unstride.errors import OptionError
-        from unstride.jobs.outputs import check_folder
-        from unstride.show.html import Note
 
-        check_folder(out, "--out")
-        console = screen(stderr=as_json)
-        done: list[Part] = []
-        try:
-            with console.status("starting") as status:
-                for part in show.run(out, status.update):
-                    done.append(part)
-                    if not as_json:
-                        _show(console, part)
-        except OSError as error:
-            raise OptionError(f"--out {out}: cannot write there ({error.strerror or error})") from error
-        skipped = {p.name: p.skipped for p in done if p.skipped}
-        if as_json:
-            figures: dict[str, Any] = {p.name: p.figures for p in done if not p.skipped}
-            seconds = {p.name: round(p.seconds, 1) for p in done}
-            notes = [b.text for p in done for b in p.blocks if isinstance(b, Note) and not p.skipped]
-            typer.echo(strict.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
-        if skipped:
-            raise typer.Exit(3)
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the report and its pictures.")] = Path("unstride-demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure plain against enhanced on photographs and embedded networks, in a minute or two, and write a report.
+
+    Exit code 3: some parts could not run; they are named, the others are done.
+    """
+    from unstride import demo as show
+    from unstride.errors import OptionError
+    from unstride.jobs.outputs import check_folder
+    from unstride.show.html import Note
+
+    check_folder(out, "--out")
+    console = screen(stderr=as_json)
+    done: list[Part] = []
+    try:
+        with console.status("starting") as status:
+            for part in show.run(out, status.update):
+                done.append(part)
+                if not as_json:
+                    _show(console, part)
+    except OSError as error:
+        raise OptionError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+    skipped = {p.name: p.skipped for p in done if p.skipped}
+    if as_json:
+        figures: dict[str, Any] = {p.name: p.figures for p in done if not p.skipped}
+        seconds = {p.name: round(p.seconds, 1) for p in done}
+        notes = [b.text for p in done for b in p.blocks if isinstance(b, Note) and not p.skipped]
+        typer.echo(strict.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
+    if skipped:
+        raise typer.Exit(3)
 
 
 def _show(console: "Console", part: "Part") -> None:

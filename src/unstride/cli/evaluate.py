@@ -4,149 +4,133 @@ import dataclasses
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.parsing import MOST, SEEDS, numbers, read_align
+from unstride.cli.options import (
+    MOST,
+    AsJson,
+    Budgets,
+    Data,
+    Limit,
+    Plot,
+    Seed,
+    Spec,
+    Split,
+    Task,
+    Weights,
+    numbers,
+    on_device,
+)
 from unstride.cli.printing import print_table, screen
+from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
-from unstride.proof.rows import Row
-from unstride.proof.words import advice, verdict
+
+if TYPE_CHECKING:
+    from unstride.models import Loaded
+    from unstride.proof import Row
 
 PLAIN, PARTLY = 0, 3
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def evaluate(
-        spec: Annotated[
-            str,
-            typer.Argument(
-                help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, sample"
-            ),
-        ],
-        data: Annotated[
-            str,
-            typer.Option(
-                help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k or masks, "
-                "each as KIND:PATH; or sample, sample-segmentation."
-            ),
-        ],
-        budget: Annotated[
-            str, typer.Option(help="States per image, all from one pass. The plain network is always measured, too.")
-        ] = "1,4,10,15",
-        task: Annotated[str | None, typer.Option(help="classification or segmentation; by default the data's.")] = None,
-        fitted: Annotated[Path | None, typer.Option(help="What `unstride fit` saved for this model.")] = None,
-        criterion: Annotated[
-            str | None, typer.Option(help="entropy, displacement, random or learned. [entropy, or as fitted]")
-        ] = None,
-        aggregate: Annotated[
-            str | None, typer.Option(help="entropy, mean, max or attention. [entropy, or as fitted]")
-        ] = None,
-        order: Annotated[str | None, typer.Option(help="In which order the search expands layers. [paper]")] = None,
-        layers: Annotated[
-            str | None, typer.Option(help="Layers to search, such as 2-4; by default the paper's.")
-        ] = None,
-        align: Annotated[str | None, typer.Option(help="on, off, or stitch (segmentation). [on]")] = None,
-        flip: Annotated[bool, typer.Option("--flip", help="The same as --tta flip.")] = False,
-        tta: Annotated[
-            str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
-        ] = None,
-        tta_method: Annotated[str, typer.Option(help="mean or max.")] = "mean",
-        weights: Annotated[
-            str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")
-        ] = "default",
-        split: Annotated[str | None, typer.Option(help="Part of the data; by default the usual one.")] = None,
-        limit: Annotated[int | None, typer.Option(min=1, help="So many images, spread over the whole.")] = None,
-        batch_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="Images at once.")] = None,
-        seed: Annotated[
-            int, typer.Option(min=0, max=SEEDS, help="Of the bootstrap, the random criterion and Cutout.")
-        ] = 0,
-        out: Annotated[
-            Path | None,
-            typer.Option(help="Folder of the rows, and of what a killed run goes on from. [runs/SPEC-KIND]"),
-        ] = None,
-        report: Annotated[
-            Path | None, typer.Option(help="Write a page (.html) with the curves and the images that changed.")
-        ] = None,
-        plot: Annotated[Path | None, typer.Option(help="Write a picture of accuracy over budget and cost.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
+    app.command()(evaluate)
 
-        Start it again to go on after a crash. Several processes:
-        torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
 
-        Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated (under
-        torchrun 0, too: it takes any other code for a crash).
-        """
-        if flip and tta is not None:
-            raise typer.BadParameter("--flip is --tta flip; give one of them")
-        asked: dict[str, Any] = {
-            "criterion": criterion,
-            "aggregate": aggregate,
-            "order": order,
-            "layers": None if layers is None else tuple(numbers("--layers", layers)),
-            "align": None if align is None else read_align(align),
-        }
-        options = {name: value for name, value in asked.items() if value is not None}
-        budgets = numbers("--budget", budget)
-        folder = out if out is not None else Path("runs") / _slug(spec, data)
+@takes_recipe("budget")
+def evaluate(
+    spec: Spec,
+    data: Data,
+    asked: Asked,
+    budget: Budgets = None,
+    task: Task = None,
+    fitted: Annotated[Path | None, typer.Option(help="What `unstride fit` saved for this model.")] = None,
+    flip: Annotated[bool, typer.Option("--flip", help="The same as --tta flip.")] = False,
+    tta: Annotated[
+        str | None, typer.Option(help="flip, POLICY:VIEWS such as standard:15, or the file of a fitted TTA.")
+    ] = None,
+    tta_method: Annotated[str, typer.Option(help="mean or max.")] = "mean",
+    weights: Weights = "default",
+    split: Split = None,
+    limit: Limit = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="Images at once.")] = None,
+    seed: Seed = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the rows, and of what a killed run goes on from; by default runs/SPEC-KIND."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page (.html) with the curves and the images that changed.")
+    ] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
 
-        from unstride import enhanced, models
-        from unstride import proof as evaluation
-        from unstride import show as plots
+    All budgets (1,4,10,15 where none are given) come from one pass, and the plain network is always measured, too; a
+    recipe with stages of looks has no budgets. Start it again to go on after a crash. Several processes:
+    torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
 
+    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated (under
+    torchrun 0, too: it takes any other code for a crash).
+    """
+    if flip and tta is not None:
+        raise typer.BadParameter("--flip is --tta flip; give one of them")
+    budgets = None if budget is None else numbers("--budget", budget)
+    folder = out if out is not None else Path("runs") / _slug(spec, data)
+
+    from unstride import proof, show
+
+    if plot is not None:
+        show.check_target(plot)
+    rows = proof.evaluate(
+        _loaded(spec, weights, fitted),
+        data,
+        budgets,
+        task=task,
+        tta="flip" if flip else tta,
+        tta_method=tta_method,
+        out=folder,
+        report=report,
+        batch_size=batch_size,
+        limit=limit,
+        split=split,
+        seed=seed,
+        progress=True,
+        **asked.options(),
+    )
+    if int(os.environ.get("RANK", 0)) == 0:
         if plot is not None:
-            plots.check_target(plot)
-        loaded = _placed(models.load(spec, weights))
-        if fitted is not None:
-            better = enhanced.load(fitted, loaded.model, preprocess=loaded.preprocess)
-            loaded = dataclasses.replace(loaded, model=better)
-        rows = evaluation.evaluate(
-            loaded,
-            data,
-            budgets,
-            task=task,
-            tta="flip" if flip else tta,
-            tta_method=tta_method,
-            out=folder,
-            report=report,
-            batch_size=batch_size,
-            limit=limit,
-            split=split,
-            seed=seed,
-            progress=True,
-            **options,
-        )
-        if int(os.environ.get("RANK", 0)) == 0:
-            if plot is not None:
-                plot = plots.save(evaluation.plot_rows(rows), plot)
-            written = {"report": report, "plot": plot}
-            made = {name: str(path) for name, path in written.items() if path is not None}
-            if as_json:
-                typer.echo(strict.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
-            else:
-                _show(rows, folder, made)
-        # torchrun would take any other code for a crash, and start the finished run again
-        raise typer.Exit(PARTLY if rows[0].errors and "TORCHELASTIC_RUN_ID" not in os.environ else PLAIN)
+            plot = show.save(proof.plot_rows(rows), plot)
+        written = {"report": report, "plot": plot}
+        made = {name: str(path) for name, path in written.items() if path is not None}
+        if as_json:
+            typer.echo(strict.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
+        else:
+            _show(rows, folder, made)
+    # torchrun would take any other code for a crash, and start the finished run again
+    raise typer.Exit(PARTLY if rows[0].errors and "TORCHELASTIC_RUN_ID" not in os.environ else PLAIN)
 
 
 def _slug(spec: str, data: str) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{Path(spec).name}-{data.partition(':')[0]}")
 
 
-def _placed(loaded: Any) -> Any:
-    """On this process's GPU, where there is one."""
-    import torch
+def _loaded(spec: str, weights: str, fitted: Path | None) -> "Loaded":
+    """The model, on this process's GPU where there is one, with what was fitted for it."""
+    from unstride import enhanced, models
 
-    if torch.cuda.is_available():
-        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
-    return loaded
+    loaded = on_device(models.load(spec, weights))
+    if fitted is None:
+        return loaded
+    better = enhanced.load(fitted, loaded.model, preprocess=loaded.preprocess)
+    return dataclasses.replace(loaded, model=better)
 
 
-def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
+def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
+    from unstride.proof.words import advice, verdict
+
     console = screen()
     if rows[0].task == "segmentation":
         print_table(console, _paper_table(rows))
@@ -164,7 +148,7 @@ def _show(rows: list[Row], folder: Path, made: dict[str, str]) -> None:
         console.print(f"{name}: {path}", markup=False, highlight=False)
 
 
-def _table(rows: list[Row]) -> Any:
+def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
     first = rows[0]
@@ -206,7 +190,7 @@ def _remarks(row: "Row") -> str:
     return " ".join(part for part in parts if part)
 
 
-def _paper_table(rows: list[Row]) -> Any:
+def _paper_table(rows: list["Row"]) -> Any:
     """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
     from rich.table import Table
 

@@ -17,7 +17,7 @@ from unstride.errors import NotWritten, UnstrideError, UnstrideWarning
 
 PARTLY = 3
 _MEMORY = "not enough memory for this; ask for smaller images, smaller batches or fewer states"
-COMMANDS = ("inspect", "evaluate", "predict", "fit", "tta", "bench", "reproduce", "demo", "studio")
+COMMANDS = ("inspect", "tune", "evaluate", "predict", "fit", "tta", "export", "bench", "reproduce", "demo", "studio")
 
 
 class _Group(typer.core.TyperGroup):

@@ -1,4 +1,4 @@
-"""`unstride predict SPEC IMAGE...`: plain against enhanced, image by image."""
+"""`unstride predict SPEC INPUT...`: plain against enhanced, picture by picture, or all of them in a table."""
 
 import os
 from collections.abc import Iterator
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.parsing import MOST, read_align
+from unstride.cli.options import AsJson, Plot, Spec, Task, Weights, on_device
 from unstride.cli.printing import print_table, screen
+from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
 
 if TYPE_CHECKING:
@@ -21,144 +22,180 @@ if TYPE_CHECKING:
     from unstride.procedure.prediction import Prediction
 
 TOGETHER = 8  # images of one size that are searched as a batch
+PARTLY = 3
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def predict(
-        spec: Annotated[str, typer.Argument(help="A model, as for inspect; efficientnet-lite0 needs no hub.")],
-        images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.", metavar="IMAGE...")],
-        weights: Annotated[str, typer.Option(help="default (pretrained), random, or a file.")] = "default",
-        budget: Annotated[int, typer.Option(min=1, max=MOST, help="States per image; 1 is the plain model.")] = 10,
-        task: Annotated[
-            str | None, typer.Option(help="classification or segmentation; by default the model's own.")
-        ] = None,
-        top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
-        plot: Annotated[
-            Path | None, typer.Option(help="Write a picture; several images: out.png becomes out-NAME.png.")
-        ] = None,
-        criterion: Annotated[
-            str | None, typer.Option(help="What the search follows: entropy, displacement, random. [entropy]")
-        ] = None,
-        aggregate: Annotated[
-            str | None, typer.Option(help="How states are joined: entropy, mean, max. [entropy]")
-        ] = None,
-        order: Annotated[str | None, typer.Option(help="paper, or cost: cheap late layers first. [paper]")] = None,
-        align: Annotated[str | None, typer.Option(help="on, off, or stitch (segmentation). [on]")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Classify or segment images: the plain answer, the enhanced one, the states used and what they cost.
+    app.command()(predict)
 
-        Exit code 3: some images could not be read; they are named, the others are done.
-        """
-        aligned = None if align is None else read_align(align)
-        from unstride import models
-        from unstride import show as plots
-        from unstride.errors import OptionError
-        from unstride.procedure.tasks import TASKS
-        from unstride.show.answers import answer_of, headline
 
-        if plot is not None:
-            plots.check_target(plot)
-        loaded = models.load(spec, weights=weights)
-        task = task or loaded.task or "classification"
-        if task not in TASKS:
-            raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
-        loaded = loaded.for_task(task)
-        failed: dict[str, str] = {}
-        answers: list[dict[str, Any]] = []
-        names = _Names(plot, several=len(images) > 1 or images[0].is_dir())
-        asked = {"criterion": criterion, "aggregate": aggregate, "order": order, "align": aligned}
-        options: dict[str, Any] = {"budget": budget, **{k: v for k, v in asked.items() if v is not None}}
-        if loaded.untrained:
-            typer.echo(f"unstride: {loaded.weights}: these weights know nothing of any image", err=True)
-        better: Enhanced | None = None
-        for batch in _batches(_opened(images, loaded, failed), 1 if task == "segmentation" else TOGETHER):
-            for (path, image, tensor), ready, prediction in _explained(loaded, task, options, better, batch, failed):
-                better = ready
-                answer = {"image": str(path), **answer_of(prediction, loaded.classes, top)}
-                if plot is not None:
-                    answer["plot"] = str(names.of(path))
-                    title = f"{path.name}: {headline(answer)}"
-                    if task == "segmentation":
-                        view = plots.seen(loaded.preprocess, image)
-                        figure = plots.plot_segmentation(view, prediction, loaded.classes, title)
-                    else:
-                        rates = better.prepare(tensor[None]).found.space.rates
-                        figure = plots.plot_classification(image, prediction, rates, loaded.classes, title)
-                    if plots.save(figure, Path(answer["plot"])) is None:
-                        del answer["plot"]
-                answers.append(answer)
-                if not as_json:
-                    _show(answer, states=not names.several)
-        if as_json:
-            head = {"spec": spec, "weights": loaded.weights, "task": task, "budget": budget}
-            bad = [{"image": name, "error": why} for name, why in failed.items()]
-            typer.echo(strict.dumps({**head, "images": answers, "failed": bad}))
-        if failed:
-            for why in failed.values():
-                typer.echo(f"unstride: {why}", err=True)
-            typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read", err=True)
-            raise typer.Exit(3 if answers else 1)
+@takes_recipe()
+def predict(
+    spec: Spec,
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Picture files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of a save_to_disk.",
+            metavar="INPUT...",
+        ),
+    ],
+    asked: Asked,
+    weights: Weights = "default",
+    task: Task = None,
+    top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a table: .jsonl, .csv or .parquet. Segmentation also writes NAME.masks/."),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="With --out, pictures at once.")] = None,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Classify or segment pictures: the plain answer, the enhanced one, the looks that were taken and what they cost.
+
+    With --out, any number of pictures becomes a table with a row each. Start it again to go on after a crash. Several
+    processes: torchrun --nproc-per-node 2 -m unstride predict ... (--out in a folder that all of them see).
+
+    With --plot out.png, several pictures become out-NAME.png each.
+
+    Exit code 3: some pictures could not be read; they are named, the others are done (under torchrun 0, too).
+    """
+    from unstride import models, show
+
+    if out is not None and plot is not None:
+        raise typer.BadParameter("--plot is for a few pictures, --out for many; give one of them")
+    if plot is not None:
+        show.check_target(plot)
+    loaded = on_device(models.load(spec, weights=weights))
+    if loaded.untrained:
+        typer.echo(f"unstride: {loaded.weights}: these weights know nothing of any image", err=True)
+    task = _task(task, loaded)
+    if out is not None:
+        _table(loaded, inputs, out, {"task": task, "top": top, "batch_size": batch_size, **asked.options()}, as_json)
+        return
+    loaded = loaded.for_task(task)
+    names = _Names(plot, several=len(inputs) > 1 or not Path(inputs[0]).is_file())
+    failed: dict[str, str] = {}
+    answers: list[dict[str, Any]] = []
+    options = {"task": task, "preprocess": loaded.preprocess, **asked.options()}
+    recipe = ""
+    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names):
+        answers.append(answer)
+        recipe = str(better.recipe)
+        if not as_json:
+            _show(answer, states=not names.several)
+    if as_json:
+        head = {"spec": spec, "weights": loaded.weights, "task": task, "recipe": recipe}
+        bad = [{"image": name, "error": why} for name, why in failed.items()]
+        typer.echo(strict.dumps({**head, "images": answers, "failed": bad}))
+    if failed:
+        for why in failed.values():
+            typer.echo(f"unstride: {why}", err=True)
+        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read", err=True)
+        raise typer.Exit(PARTLY if answers else 1)
+
+
+def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, Any], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    import unstride
+
+    done = unstride.predict(loaded, inputs, out, progress=True, **options)
+    if int(os.environ.get("RANK", 0)) == 0:
+        typer.echo(strict.dumps(asdict(done)) if as_json else str(done))
+    # torchrun would take any other code for a crash, and start the finished run again
+    if done.errors and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise typer.Exit(PARTLY if done.errors < done.pictures else 1)
+
+
+def _task(task: str | None, loaded: "Loaded") -> str:
+    from unstride.errors import OptionError
+    from unstride.procedure.tasks import TASKS
+
+    task = task or loaded.task or "classification"
+    if task not in TASKS:
+        raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
+    return task
+
+
+def _answers(
+    loaded: "Loaded",
+    opened: Iterator[tuple[str, "Image.Image", "Tensor"]],
+    options: dict[str, Any],
+    top: int,
+    names: "_Names",
+) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
+    """An answer for each image, with its picture where one is wanted."""
+    import torch
+
+    import unstride
+    from unstride.models.weights import place
+    from unstride.show.answers import answer_of
+    from unstride.show.style import save
+    from unstride.views.canvas import Pictures
+    from unstride.views.policies import IDENTITY
+
+    better: Enhanced | None = None
+    for batch in _batches(opened, 1 if options["task"] == "segmentation" else TOGETHER):
+        x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
+        better = better or unstride.enhance(loaded.model, x[:1], **options)
+        pictures = Pictures([image for _, image, _ in batch], loaded.preprocess, x, {IDENTITY: x})
+        for (name, image, tensor), prediction in zip(batch, better.explain(pictures), strict=True):
+            answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
+            if names.target is not None:
+                answer["plot"] = str(names.of(Path(name)))
+                figure = _picture(answer, Path(name), image, tensor, prediction, better, loaded)
+                if save(figure, Path(answer["plot"])) is None:
+                    del answer["plot"]
+            yield better, answer
+
+
+def _picture(
+    answer: dict[str, Any],
+    path: Path,
+    image: "Image.Image",
+    tensor: "Tensor",
+    prediction: "Prediction",
+    better: "Enhanced",
+    loaded: "Loaded",
+) -> Any:
+    from unstride import show
+    from unstride.show.answers import headline
+
+    title = f"{path.name}: {headline(answer)}"
+    if better.task == "segmentation":
+        return show.plot_segmentation(show.seen(loaded.preprocess, image), prediction, loaded.classes, title)
+    rates = better.prepare(tensor[None]).found.space.rates
+    return show.plot_classification(image, prediction, rates, loaded.classes, title)
 
 
 def _opened(
-    given: list[Path], loaded: "Loaded", failed: dict[str, str]
-) -> Iterator[tuple[Path, "Image.Image", "Tensor"]]:
-    """Every image that can be read, with what the network sees; the others go to `failed` by name."""
+    inputs: list[str], loaded: "Loaded", failed: dict[str, str]
+) -> Iterator[tuple[str, "Image.Image", "Tensor"]]:
+    """Every picture that can be read, with what the network sees; the others go to `failed` by name."""
     from unstride.errors import DataError
-    from unstride.views.images import find_images, open_image
+    from unstride.predicting.inputs import entries
+    from unstride.views.images import open_image
 
     seen: set[str] = set()
-    for argument in given:
+    for argument in inputs:
+        name, before = argument, len(seen)
         try:
-            paths = find_images(argument)
+            for entry in entries([argument]):
+                name = entry.name
+                real = os.path.realpath(name)  # a picture named twice is meant once
+                if real in seen:
+                    continue
+                seen.add(real)
+                try:
+                    image = open_image(entry.fetch())
+                    yield name, image, loaded.preprocess(image)
+                except DataError as error:
+                    failed[name] = str(error)
         except DataError as error:
-            failed[str(argument)] = str(error)
-            continue
-        for path in paths:
-            if (real := os.path.realpath(path)) in seen:
-                continue
-            seen.add(real)
-            try:
-                image = open_image(path)
-                tensor = loaded.seen(image)
-            except (DataError, OSError) as error:
-                failed[str(path)] = str(error) if str(path) in str(error) else f"{path}: {error}"
-                continue
-            yield path, image, tensor
-
-
-def _explained(
-    loaded: "Loaded",
-    task: str,
-    options: dict[str, Any],
-    better: "Enhanced | None",
-    batch: list[Any],
-    failed: dict[str, str],
-) -> Iterator[tuple[Any, "Enhanced", "Prediction"]]:
-    """Each image of a batch, the enhanced model and its prediction; one that the model cannot take goes to `failed`."""
-    import torch
-
-    from unstride.errors import InputError, ModelRaised
-    from unstride.proof.loop import prepared
-
-    x = torch.stack([tensor for _, _, tensor in batch])
-    try:
-        better = better or prepared(loaded.model, x[:1], task, options)
-        found = better.explain(x)
-    except (InputError, ModelRaised) as error:
-        if len(batch) > 1:
-            for one in batch:
-                yield from _explained(loaded, task, options, better, [one], failed)
-        else:
-            failed[str(batch[0][0])] = f"{batch[0][0]}: {error}"
-        return
-    for item, prediction in zip(batch, found, strict=True):
-        if not bool(torch.isfinite(prediction.logits).all()):
-            failed[str(item[0])] = f"{item[0]}: the model's answer is not finite; half precision may have overflowed"
-        else:
-            yield item, better, prediction
+            failed[argument] = str(error)
+        if name == argument and len(seen) == before and argument not in failed:
+            failed[argument] = f"{argument}: there is no picture in it"
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -195,12 +232,32 @@ class _Names:
 
 def _show(answer: dict[str, Any], states: bool) -> None:
     from rich.markup import escape
-    from rich.table import Table
 
     from unstride.show.answers import headline
 
     console = screen()
     console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline(answer))}")
+    print_table(console, _classes_table(answer))
+    if states:
+        print_table(console, _states_table(answer))
+    console.print(
+        f"  {len(answer['states'])} {_looks(answer)}, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
+        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"
+    )
+    if "plot" in answer:
+        console.print(f"  picture: {escape(answer['plot'])}")
+    console.print()
+
+
+def _looks(answer: dict[str, Any]) -> str:
+    return "states" if len({s["view"] for s in answer["states"]}) == 1 else "looks"
+
+
+def _classes_table(answer: dict[str, Any]) -> Any:
+    """The plain network's classes beside the enhanced one's; in segmentation, with their share of the picture."""
+    from rich.markup import escape
+    from rich.table import Table
+
     value = "share" if "changed" in answer else "probability"
     table = Table(box=None, padding=(0, 2, 0, 2))
     for name, justify in (("plain", "left"), ("", "right"), ("enhanced", "left"), ("", "right")):
@@ -211,24 +268,24 @@ def _show(answer: dict[str, Any], states: bool) -> None:
             entry = answer[side][k] if k < len(answer[side]) else None
             row += ["", ""] if entry is None else [escape(entry["name"]), f"{entry[value]:.1%}"]
         table.add_row(*row)
-    print_table(console, table)
-    if states:
-        inner = Table(box=None, padding=(0, 2, 0, 2))
-        own = value == "probability"
-        for name, justify in (("state", "left"), ("criterion", "right"), ("weight", "right")):
-            inner.add_column(name, justify=justify)  # type: ignore[arg-type]
-        if own:
-            inner.add_column("its own answer")
-            inner.add_column("", justify="right")
-        for s in answer["states"]:
-            text = "(" + " ".join("0" if not any(x) else f"{x[0]},{x[1]}" for x in s["state"]) + ")"
-            cells = [text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
-            inner.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
-        print_table(console, inner)
-    console.print(
-        f"  {len(answer['states'])} states, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
-        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"
-    )
-    if "plot" in answer:
-        console.print(f"  picture: {escape(answer['plot'])}")
-    console.print()
+    return table
+
+
+def _states_table(answer: dict[str, Any]) -> Any:
+    """Every look that was taken; in classification, with its own answer."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 2))
+    own, views = "changed" not in answer, len({s["view"] for s in answer["states"]}) > 1
+    heads = [*([("view", "left")] if views else []), ("state", "left"), ("criterion", "right"), ("weight", "right")]
+    for name, justify in heads:
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    if own:
+        table.add_column("its own answer")
+        table.add_column("", justify="right")
+    for s in answer["states"]:
+        text = "(" + " ".join("0" if not any(x) else f"{x[0]},{x[1]}" for x in s["state"]) + ")"
+        cells = [*([escape(s["view"])] if views else []), text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
+        table.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
+    return table

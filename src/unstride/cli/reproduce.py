@@ -5,54 +5,57 @@ from typing import Annotated
 
 import typer
 
+from unstride.cli.options import AsJson, Limit
 from unstride.cli.printing import screen
 from unstride.jobs import strict
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def reproduce(
-        name: Annotated[str, typer.Argument(help="A table or figure; `list` shows all of them.")],
-        data_root: Annotated[
-            Path | None, typer.Option(help="Folder with the data sets, and with models.py or weights/ where needed.")
-        ] = None,
-        data: Annotated[
-            str | None, typer.Option(help="`sample`: the embedded network and images in place of all others.")
-        ] = None,
-        limit: Annotated[int | None, typer.Option(min=1, help="At most so many images.")] = None,
-        out: Annotated[
-            Path | None, typer.Option(help="Folder for all formats, a picture, and the runs (which can be resumed).")
-        ] = None,
-        format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    ) -> None:
-        """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
-        from unstride import paper
-        from unstride.jobs.outputs import check_folder
-        from unstride.paper import render
+    app.command()(reproduce)
 
-        if name == "list":
-            _list(as_json)
-            return
-        if format not in render.FORMATS:
-            raise typer.BadParameter(f"{format!r}: wanted one of {', '.join(render.FORMATS)}", param_hint="--format")
-        if data not in (None, "sample"):
-            raise typer.BadParameter(f"{data!r}: wanted sample, or a folder with --data-root", param_hint="--data")
-        if data is not None and data_root is not None:
-            raise typer.BadParameter("give either --data sample or --data-root, not both", param_hint="--data")
-        exhibit = paper.get(name)
-        place: paper.Place = paper.Nowhere()
-        if data_root is not None:
-            place = paper.Root(data_root, limit)
-        elif data is not None:
-            place = paper.Sample(limit)
-        if out is not None:
-            check_folder(out, "--out")
-        result = paper.reproduce(exhibit, place, out, progress=not as_json)
-        if out is not None:
-            for path in render.write(result, out):
-                typer.echo(f"wrote {path}", err=True)
-        typer.echo(strict.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A table or figure; `list` shows all of them.")],
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with the data sets, and with models.py or weights/ where needed.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="`sample`: the embedded network and images in place of all others.")
+    ] = None,
+    limit: Limit = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all formats, a picture, and the runs (which can be resumed).")
+    ] = None,
+    format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
+    as_json: AsJson = False,
+) -> None:
+    """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
+    from unstride import paper
+    from unstride.jobs.outputs import check_folder
+    from unstride.paper import render
+
+    if name == "list":
+        _list(as_json)
+        return
+    if format not in render.FORMATS:
+        raise typer.BadParameter(f"{format!r}: wanted one of {', '.join(render.FORMATS)}", param_hint="--format")
+    if data not in (None, "sample"):
+        raise typer.BadParameter(f"{data!r}: wanted sample, or a folder with --data-root", param_hint="--data")
+    if data is not None and data_root is not None:
+        raise typer.BadParameter("give either --data sample or --data-root, not both", param_hint="--data")
+    exhibit = paper.get(name)
+    place: paper.Place = paper.Nowhere()
+    if data_root is not None:
+        place = paper.Root(data_root, limit)
+    elif data is not None:
+        place = paper.Sample(limit)
+    if out is not None:
+        check_folder(out, "--out")
+    result = paper.reproduce(exhibit, place, out, progress=not as_json)
+    if out is not None:
+        for path in render.write(result, out):
+            typer.echo(f"wrote {path}", err=True)
+    typer.echo(strict.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
 
 
 def _list(as_json: bool) -> None:

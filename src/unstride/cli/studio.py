@@ -6,30 +6,37 @@ from typing import Annotated
 
 import typer
 
+from unstride.cli.options import Weights
+from unstride.cli.recipes import Asked, takes_recipe
+
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def studio(
-        spec: Annotated[
-            str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
-        ] = None,
-        weights: Annotated[str, typer.Option(help="Of SPEC: default (pretrained), random, or a file.")] = "default",
-        port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
-        host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
-    ) -> None:
-        """Open a page: pick a model and a photograph, move the budget, watch the search and the answer."""
-        from unstride.studio import Studio, make_server
-        from unstride.studio.server import is_loopback
+    app.command()(studio)
 
-        with make_server(Studio(spec, weights), host, port) as server:
-            typer.echo(f"unstride studio: {server.url} (Ctrl-C ends it)")
-            if not is_loopback(host):
-                typer.echo("unstride: everybody who reaches this port can use the page; there is no password", err=True)
-            _show(server.url)
-            try:
-                server.serve_forever()
-            except KeyboardInterrupt:
-                typer.echo("")
+
+@takes_recipe("budget")
+def studio(
+    asked: Asked,
+    spec: Annotated[
+        str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
+    ] = None,
+    weights: Weights = "default",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
+    host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
+) -> None:
+    """Open a page: pick a model and a photograph, move the budget, watch the search and the answer."""
+    from unstride.studio import Studio, make_server
+    from unstride.studio.server import is_loopback
+
+    with make_server(Studio(spec, weights, **asked.options()), host, port) as server:
+        typer.echo(f"unstride studio: {server.url} (Ctrl-C ends it)")
+        if not is_loopback(host):
+            typer.echo("unstride: everybody who reaches this port can use the page; there is no password", err=True)
+        _show(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            typer.echo("")
 
 
 def _show(url: str) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from unstride.cli.parsing import MOST
+from unstride.cli.options import MOST, AsJson
 from unstride.jobs import strict
 
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     def list_views(
         policy: Annotated[str, typer.Argument(help="standard, expanded, segmentation, or a .toml or .json file.")],
         budget: Annotated[int | None, typer.Option(min=1, max=MOST, help="How many views; all by default.")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """List the views of a policy in the order that a budget takes them, with their intensity."""
         from unstride.views import policies

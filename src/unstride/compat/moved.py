@@ -21,6 +21,7 @@ MOVED = {
     "unstride.selecting": "unstride.learning.selecting",
     "unstride.states": "unstride.geometry.states",
     "unstride.stopping": "unstride.procedure.stopping",
+    "unstride.tta.policies": "unstride.views.policies",
     "unstride.windows": "unstride.procedure.windows",
 }
 
@@ -37,11 +38,17 @@ class _Moved(MetaPathFinder, Loader):
             f"{spec.name} is now {new}; what is public is in unstride itself", DeprecationWarning, stacklevel=2
         )
         module = ModuleType(spec.name, f"Moved to {new}.")
-        module.__getattr__ = lambda name: getattr(importlib.import_module(new), name)  # type: ignore[method-assign]
+        module.__getattr__ = lambda name: _found(new, name)  # type: ignore[method-assign]
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing to run: names are read from the new place."""
+
+
+def _found(module: str, name: str) -> object:
+    """In the new place, or else among the public names: `unstride.plots` went to more than one room."""
+    place = importlib.import_module(module)
+    return getattr(place if hasattr(place, name) or name.startswith("_") else importlib.import_module("unstride"), name)
 
 
 def install() -> None:

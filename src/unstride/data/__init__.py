@@ -38,9 +38,10 @@ from unstride.errors import DataError, OptionError, SpecError
 from unstride.models.libraries import close_to
 from unstride.views.images import Preprocess
 
-__all__ = ["KINDS", "Dataset", "Item", "load"]
+__all__ = ["KINDS", "TASKS", "Dataset", "Item", "load"]
 
 KINDS = {**classification.KINDS, **segmentation.KINDS}
+TASKS = dict.fromkeys(classification.KINDS, "classification") | dict.fromkeys(segmentation.KINDS, "segmentation")
 _SMALL = 32 * 2**20  # bytes: up to here the fingerprint is of the contents
 
 
@@ -129,7 +130,7 @@ def load(
     if bool(path) == kind.startswith("sample"):
         raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
     check_limit(limit)
-    task = "segmentation" if kind in segmentation.KINDS else "classification"
+    task = TASKS[kind]
     if task == "segmentation" and preprocess.crop is not None:
         raise OptionError(
             f"the preprocessing crops to {preprocess.crop}, but a mask needs the whole image: use crop=None"

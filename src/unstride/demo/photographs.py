@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 import unstride
 from unstride import models
@@ -55,6 +57,21 @@ def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
         say(f"classifying {path.name}")
         predictions += better.explain(x[k : k + 1])
     answers = [{"image": path.name, **answer_of(p, loaded.classes)} for path, p in zip(found, predictions, strict=True)]
+    moved = [float((p.logits.softmax(0) - p.plain.softmax(0)).abs().sum()) for p in predictions]
+    most = int(np.argmax(moved))
+    rates = better.prepare(x[:1]).found.space.rates
+    name = answers[most]["image"]
+    picture = drawn(
+        out / f"search-{Path(name).stem}.png",
+        lambda: plots.plot_classification(
+            images[most], predictions[most], rates, loaded.classes, f"{name}: {headline(answers[most])}"
+        ),
+        "The search in the photograph that changed most: the states, what each of them sees, how much it counts.",
+    )
+    return answers, [_table(answers), picture, _thumbnails(images, answers, found.values())]
+
+
+def _table(answers: Iterable[dict[str, Any]]) -> Table:
     rows = tuple(
         (
             a["image"],
@@ -67,32 +84,21 @@ def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
         )
         for a in answers
     )
-    columns = ("photograph", "plain", "enhanced", "states", "cost", "agreement", "spread")
-    table = Table(
-        columns,
+    return Table(
+        ("photograph", "plain", "enhanced", "states", "cost", "agreement", "spread"),
         rows,
         "Cost: MACs, a plain forward is 1x. Agreement: states that give the enhanced answer. Spread: how far the "
         "states differ, in nats. There are no labels here: this shows what happens, not how good it is.",
     )
-    small = [image.copy() for image in images]
-    for image in small:
-        image.thumbnail((240, 240))
-    thumbs = tuple(
-        Thumbnail(image, f"{headline(a)} ({credit})")
-        for image, a, credit in zip(small, answers, found.values(), strict=True)
-    )
-    moved = [float((p.logits.softmax(0) - p.plain.softmax(0)).abs().sum()) for p in predictions]
-    most = int(np.argmax(moved))
-    rates = better.prepare(x[:1]).found.space.rates
-    name = answers[most]["image"]
-    picture = drawn(
-        out / f"search-{Path(name).stem}.png",
-        lambda: plots.plot_classification(
-            images[most], predictions[most], rates, loaded.classes, f"{name}: {headline(answers[most])}"
-        ),
-        "The search in the photograph that changed most: the states, what each of them sees, how much it counts.",
-    )
-    return answers, [table, picture, Thumbnails(thumbs)]
+
+
+def _thumbnails(images: Iterable[Image.Image], answers: Iterable[dict[str, Any]], credits: Iterable[str]) -> Thumbnails:
+    thumbs = []
+    for image, answer, credit in zip(images, answers, credits, strict=True):
+        small = image.copy()
+        small.thumbnail((240, 240))
+        thumbs.append(Thumbnail(small, f"{headline(answer)} ({credit})"))
+    return Thumbnails(tuple(thumbs))
 
 
 def inside(package: str, name: str) -> Path | None:

@@ -14,6 +14,7 @@ import unstride
 from unstride import sample
 from unstride import show as plots
 from unstride.demo.common import READING, Say, drawn, percent, result, results_table, time_ratios
+from unstride.enhanced import Enhanced
 from unstride.proof import metrics
 from unstride.show.html import Block, Measured, Text, Thumbnail, Thumbnails, charts
 
@@ -32,6 +33,31 @@ def segmentation(out: Path, say: Say) -> tuple[Any, list[Block]]:
     x, truth = sample.preprocess_segmentation(scenes), torch.from_numpy(masks).long()
     say("preparing the embedded segmentation network")
     better = unstride.enhance(model, x[:1], max(BUDGETS), task="segmentation")
+    maps, costs = _segmented(better, x, say)
+    results, measured = _measured(maps, costs, truth)
+    say("timing")
+    time_ratios(results, better, model, x[:8])
+    blocks: list[Block] = [
+        Text(
+            f"{len(x)} test scenes composed from Fashion-MNIST test images on cluttered backgrounds, labelled pixel by "
+            "pixel: a composed task, not photographs. mIoU comes from one confusion matrix of all scenes; corrected "
+            f"and corrupted count pixels. {READING}"
+        ),
+        results_table(results, (("mIoU", "miou", percent), ("pixel accuracy", "aacc", percent))),
+        *charts("mIoU", {METHOD: measured}, "Bars: 95 % interval of the gain over the plain network. Dotted: plain."),
+        _most_changed(out, better, scenes, x, maps),
+    ]
+    top = max(BUDGETS)
+    if strips := _changed(scenes, truth, maps[1], maps[top]):
+        caption = (
+            f"From left to right: scene, labels, plain, {top} states, what changed (white: now right, red: now wrong)."
+        )
+        blocks.append(Thumbnails(strips, caption, wide=True))
+    return {"scenes": len(x), "rows": results}, blocks
+
+
+def _segmented(better: Enhanced, x: Tensor, say: Say) -> tuple[dict[int, Tensor], dict[int, list[float]]]:
+    """By budget: the class of every pixel (B, H, W), and what each scene cost."""
     parts: dict[int, list[Tensor]] = {b: [] for b in BUDGETS}
     costs: dict[int, list[float]] = {b: [] for b in BUDGETS}
     for start in range(0, len(x), TOGETHER):
@@ -39,7 +65,13 @@ def segmentation(out: Path, say: Say) -> tuple[Any, list[Block]]:
         for b, (logits, cost) in better.costs(x[start : start + TOGETHER], BUDGETS).items():
             parts[b].append(logits.argmax(1))
             costs[b] += cost
-    maps = {b: torch.cat(p) for b, p in parts.items()}
+    return {b: torch.cat(p) for b, p in parts.items()}, costs
+
+
+def _measured(
+    maps: dict[int, Tensor], costs: dict[int, list[float]], truth: Tensor
+) -> tuple[list[dict[str, Any]], list[Measured]]:
+    """Each budget's figures, and its point in the charts."""
     areas = {
         b: np.stack([metrics.areas(metrics.confusion(m, t, CLASSES)) for m, t in zip(seen, truth, strict=True)])
         for b, seen in maps.items()
@@ -52,36 +84,22 @@ def segmentation(out: Path, say: Say) -> tuple[Any, list[Block]]:
         mean_cost = float(np.mean(costs[b]))
         results.append(result(METHOD, b, mean_cost, gain, miou=total.miou, aacc=total.aacc))
         measured.append(Measured(b, total.miou, base + gain.low, base + gain.high, mean_cost))
-    say("timing")
-    time_ratios(results, better, model, x[:8])
-    top = max(BUDGETS)
-    changes = (maps[1] != maps[top]).flatten(1).float().mean(1)
+    return results, measured
+
+
+def _most_changed(out: Path, better: Enhanced, scenes: Any, x: Tensor, maps: dict[int, Tensor]) -> Block:
+    changes = (maps[1] != maps[max(BUDGETS)]).flatten(1).float().mean(1)
     most = int(changes.argmax())
-    blocks: list[Block] = [
-        Text(
-            f"{len(x)} test scenes composed from Fashion-MNIST test images on cluttered backgrounds, labelled pixel by "
-            "pixel: a composed task, not photographs. mIoU comes from one confusion matrix of all scenes; corrected "
-            f"and corrupted count pixels. {READING}"
+    return drawn(
+        out / "segmentation.png",
+        lambda: plots.plot_segmentation(
+            Image.fromarray(scenes[most]),
+            better.explain(x[most : most + 1])[0],
+            sample.SCENE_CLASSES,
+            f"Scene {most}: {float(changes[most]):.1%} of the pixels change",
         ),
-        results_table(results, (("mIoU", "miou", percent), ("pixel accuracy", "aacc", percent))),
-        *charts("mIoU", {METHOD: measured}, "Bars: 95 % interval of the gain over the plain network. Dotted: plain."),
-        drawn(
-            out / "segmentation.png",
-            lambda: plots.plot_segmentation(
-                Image.fromarray(scenes[most]),
-                better.explain(x[most : most + 1])[0],
-                sample.SCENE_CLASSES,
-                f"Scene {most}: {float(changes[most]):.1%} of the pixels change",
-            ),
-            "The scene that changed most.",
-        ),
-    ]
-    if strips := _changed(scenes, truth, maps[1], maps[top]):
-        caption = (
-            f"From left to right: scene, labels, plain, {top} states, what changed (white: now right, red: now wrong)."
-        )
-        blocks.append(Thumbnails(strips, caption, wide=True))
-    return {"scenes": len(x), "rows": results}, blocks
+        "The scene that changed most.",
+    )
 
 
 def _changed(scenes: Any, truth: Tensor, plain: Tensor, better: Tensor) -> tuple[Thumbnail, ...]:

@@ -14,10 +14,11 @@ from unstride.engine.store import Key, Store
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
-from unstride.graph.capture import Graph, run_nodes, tolerance
+from unstride.graph.capture import Graph, gap, run_nodes, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
+TOGETHER = 512 << 20  # bytes that images which run together may take
 Request = tuple[int, State]  # (image, state)
 
 
@@ -82,8 +83,7 @@ class Engine:
                 if n in doubtful:
                     b = doubtful[n]
                     second = both[n].narrow(b.dim, b.factor, b.factor)
-                    scale = value.abs().amax().clamp(min=1e-6)
-                    if not (second - value).abs().amax() <= 50 * tolerance(value.dtype) * scale:
+                    if not gap(second, value) <= 50 * tolerance(value.dtype):
                         raise CaptureError(
                             f"{n.name} lies where a layer is cut, and mixes the images of a batch in dimension {b.dim} "
                             f"of {tuple(value.shape)}: the model cannot be cut there. Leave that layer out, or rewrite "
@@ -102,7 +102,7 @@ class Engine:
     def variant(self, level: int, states: Iterable[State]) -> Segment:
         """What computes these states at this level: the plain network's ops where they move nothing there."""
         layers = self.moved_by[level]
-        still = layers is not None and not any(s.selections[k - 1] != (0, 0) for s in states for k in layers)
+        still = layers is not None and not any(any(s.selections[k - 1]) for s in states for k in layers)
         return (self.as_trained if still else self.moved)[level]
 
     def variants(self, level: int) -> tuple[Segment, ...]:
@@ -132,6 +132,18 @@ class Engine:
             )
 
         return most(0, 1)
+
+    def images_at_once(
+        self, layers: Iterable[int], budget: int, max_bytes: int | None, count: int | None = None
+    ) -> int:
+        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
+        twice what the plain network needs for all `count` images.
+        """
+        stored = self.prefix_bytes(layers, budget)
+        bound = TOGETHER if max_bytes is None else max_bytes
+        if count is not None:
+            bound = min(bound, 2 * count * self.plain_bytes)
+        return max(1, bound // (stored + self.plain_bytes), (bound - self.chunk_bytes) // max(1, stored))
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""
@@ -163,7 +175,7 @@ class Run:
         self.answered = 0  # bytes of results of the requests under way
         self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
-        zero = State.zero(depth)
+        zero = State.zero(depth, len(engine.graph.size))
         for level in range(depth + 1):
             keys: list[Key] = [(i, zero.selections[:level]) for i in range(n)]
             self._level(level, keys, [zero] * n, plain=True)

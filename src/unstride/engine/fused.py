@@ -1,4 +1,4 @@
-"""Convolutions with weights packed once, and the sum and activation after them in the same pass (oneDNN).
+"""Convolutions with weights packed once, and the sum and activation after them in the same call (oneDNN).
 
 Only for float32 on a CPU; the results are those of the separate ops to float rounding. Eager torch rearranges the
 weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
@@ -27,11 +27,12 @@ _ALONE: dict[Any, tuple[str, list[float]]] = {
 }
 _SEPARATE: dict[str, Callable[..., Tensor]] = {
     "none": lambda y: y,
-    "relu": F.relu,
-    "hardtanh": F.hardtanh,
+    "relu": F.relu_,
+    "hardtanh": F.hardtanh_,
     "swish": F.silu,
     "hardswish": F.hardswish,
 }
+_DEAF = ("relu", "hardtanh")  # in the same pass these make a number of NaN, so they are applied to the result
 _LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
 _NEEDED = (
     "_reorder_convolution_weight",
@@ -82,8 +83,13 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
             return self._separate(x, other)
-        packed = self.weight(x.shape, *self.where)
         name, scalars = self.act
+        if name in _DEAF:
+            return _SEPARATE[name](self._fused(x, other, "none", []), *scalars)
+        return self._fused(x, other, name, scalars)
+
+    def _fused(self, x: Tensor, other: Tensor | None, name: str, scalars: list[float]) -> Tensor:
+        packed = self.weight(x.shape, *self.where)
         op = torch.ops.mkldnn._convolution_pointwise
         if other is None:
             return op(x, packed, self.bias, *self.where, name, scalars, "")
@@ -105,52 +111,83 @@ class FusedConv(nn.Module):
 class MovedDepthwise(nn.Module):
     """A strided depthwise convolution of moved rows: zero taps are put before its own, so that nothing is copied.
 
-    The same numbers, as long as the map is finite.
+    Where a state reads farther back, the op pads more and the zero taps come after its own. A selection that would give
+    another number of outputs so has its rows copied; so have rows that are not finite, of which a zero tap is no 0.
     """
 
     def __init__(
-        self, mover: Mover, weight: Tensor, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+        self,
+        mover: Mover,
+        weight: Tensor,
+        bias: Tensor | None,
+        args: tuple[Any, ...],
+        act: tuple[str, list[float]],
+        taps: Sequence[Sequence["_Taps"]],
     ) -> None:
         super().__init__()
         self.mover = mover
-        assert mover.windows is not None and mover.shift.site is not None
         stride, _, dilation, groups = args
-        pad = [w.start for w in mover.windows]
-        self.by_start: dict[tuple[int, int], FusedConv] = {}
-        for y, x in itertools.product(*(range(r) for r in mover.shift.site.rate)):
-            taps = Packing(F.pad(weight, (x, 0, y, 0)))
-            self.by_start[y - pad[0], x - pad[1]] = FusedConv(taps, bias, (stride, pad, dilation, groups), act)
+        self.by_start: dict[tuple[int, ...], FusedConv] = {}
+        for y, x in itertools.product(*taps):
+            wider = Packing(F.pad(weight, (*x.zeros, *y.zeros)))
+            where = (stride, [y.padding, x.padding], dilation, groups)
+            self.by_start[y.start, x.start] = FusedConv(wider, bias, where, act)
+        self.copied = FusedConv(Packing(weight), bias, (stride, [0, 0], dilation, groups), act)
 
     @staticmethod
-    def fits(
+    def taps(
         mover: Mover, layers: Sequence[SubsamplingLayer], weight: Tensor, args: tuple[Any, ...], size: Sequence[int]
-    ) -> bool:
-        """Whether every selection gives all the outputs that the mover's windows give, on maps of this size."""
+    ) -> list[list["_Taps"]] | None:
+        """Per axis, the selections whose taps can be moved on maps of this size; None where no natural one can."""
         stride, dilation, groups = _pair(args[0]), _pair(args[2]), args[3]
         if mover.windows is None or mover.reach is None or mover.shift.site is None:
-            return False
+            return None
         steps, rate = mover.shift.steps, mover.shift.site.rate
         depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
-        if not depthwise or mover.mode != "constant" or mover.batch != Batch(0, 1):
-            return False
+        if not depthwise or mover.axes != (0, 1) or mover.mode != "constant" or mover.batch != Batch(0, 1):
+            return None
         if any(list(s.values()) != [1] for s in steps) or any(layers[k - 1].rate != rate for s in steps for k in s):
-            return False  # other sites of the layer may thin out more
+            return None  # other sites of the layer may thin out more
+        found = []
         for a in (0, 1):
-            taps = weight.shape[2 + a]
-            wanted = (mover.reach[a] - taps) // stride[a] + 1
-            given = [(size[a] + 2 * mover.windows[a].start - taps - s) // stride[a] + 1 for s in range(rate[a])]
-            if any(count != wanted for count in given):
-                return False
-        return True
+            own = weight.shape[2 + a]
+            wanted = (mover.reach[a] - own) // stride[a] + 1
+            pad = mover.windows[a].start
+            spare = size[a] + 2 * pad - own - (wanted - 1) * stride[a]  # cells that its last window leaves unread
+            fit = [t for s in range(1 - rate[a], rate[a]) if (t := _Taps.of(s, pad, spare, stride[a])) is not None]
+            if not {s - pad for k in steps[a] for s in layers[k - 1].sides[a]} <= {t.start for t in fit}:
+                return None
+            found.append(fit)
+        return found
 
     def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
         places = x.places if isinstance(x, Rows) else tuple((x, r) for r in range(len(states)))
-        starts = [(self.mover.start(s, 0), self.mover.start(s, 1)) for s in states]
+        starts = [self.mover.start(s) for s in states]
         parts, done = [], 0
         for t, first, count in neighbours(places, starts):
-            parts.append(self.by_start[starts[done]](t.narrow(0, first, count)))
+            rows, conv = t.narrow(0, first, count), self.by_start.get(starts[done])
+            part = conv(rows) if conv else None
+            if part is None or not part.sum().isfinite():
+                part = self.copied(self.mover(rows, states[done : done + count]))
+            parts.append(part)
             done += count
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class _Taps:
+    """How a convolution reads from `start` on: with more padding, and with zero taps before or after its own."""
+
+    start: int
+    padding: int
+    zeros: tuple[int, int]
+
+    @classmethod
+    def of(cls, s: int, padding: int, spare: int, stride: int) -> "_Taps | None":
+        """Those of selection s, if there are `spare` cells after the last window; None: they would be too few."""
+        if s >= 0:
+            return cls(s - padding, padding, (s, 0)) if spare >= s else None
+        return cls(s - padding, padding - s, (0, max(0, spare - 2 * s - (stride - 1))))  # no window more
 
 
 @dataclass(eq=False)
@@ -172,9 +209,9 @@ class Fuser:
             end, act = _activation_after(end, (other is not None))
             name, where = f"conv_{i}", tuple(args[3:7])
             inputs = (args[0],) if other is None else (args[0], other)
-            mover = self._large_mover(module, args[0], weight, where) if other is None else None
-            if mover is not None:
-                module.add_submodule(name, MovedDepthwise(mover, weight, bias, where, act))
+            moved = self._large_mover(module, args[0], weight, where) if other is None else None
+            if moved is not None:
+                module.add_submodule(name, MovedDepthwise(moved[0], weight, bias, where, act, moved[1]))
                 inputs = args[0].args
             else:
                 packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
@@ -182,7 +219,7 @@ class Fuser:
             with graph.inserting_before(end):  # where everything it reads is there
                 fused = graph.call_module(name, inputs)
             fused.meta = dict(end.meta)
-            if mover is not None:  # parts, and all of them together
+            if moved is not None:  # parts, and all of them together
                 fused.meta["bytes"] = 2 * end.meta.get("bytes", 0)
             end.replace_all_uses_with(fused)
         graph.eliminate_dead_code()
@@ -190,14 +227,17 @@ class Fuser:
         module.recompile()
         return module
 
-    def _large_mover(self, module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]) -> Mover | None:
+    def _large_mover(
+        self, module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]
+    ) -> tuple[Mover, list[list[_Taps]]] | None:
         """What moves a large operand for one convolution alone, if that could move its taps instead."""
         mover = module.get_submodule(str(operand.target)) if operand.op == "call_module" else None
         if not isinstance(mover, Mover) or _only_user(operand) is None:
             return None
         shape = operand.args[0].meta["val"].shape[1:]  # type: ignore[union-attr]
         large = math.prod(shape) * weight.itemsize >= _LARGE
-        return mover if large and MovedDepthwise.fits(mover, self.layers, weight, where, shape[1:]) else None
+        taps = MovedDepthwise.taps(mover, self.layers, weight, where, shape[1:]) if large else None
+        return (mover, taps) if taps is not None else None
 
 
 def _spend(module: GraphModule) -> None:

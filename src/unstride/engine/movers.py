@@ -1,6 +1,7 @@
 """Moving an operand by a selection per row, and the ops that read it: what a state does inside a segment."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from unstride.geometry.states import State
 from unstride.graph.ops import op_name
 
 _FILL = {"max_pool": float("-inf")}
+AVG_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,15 @@ def neighbours(places: Sequence[tuple[Tensor, int]], starts: Sequence[Any]) -> l
     return found
 
 
+def selected(shift: Shift, state: State, a: int) -> int:
+    """How many cells later a state reads an operand along an axis."""
+    return sum(state.selections[layer - 1][a] * step for layer, step in shift.steps[a].items())
+
+
 class Mover(nn.Module):
     """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
-    def __init__(
-        self, shift: Shift, batch: Batch, ndim: int, out_size: tuple[int, int], stride: tuple[int, int]
-    ) -> None:
+    def __init__(self, shift: Shift, batch: Batch, ndim: int, out_size: Sequence[int], stride: Sequence[int]) -> None:
         super().__init__()
         self.shift, self.batch, self.ndim = shift, batch, ndim
         site = shift.site
@@ -73,16 +78,21 @@ class Mover(nn.Module):
             else (site.mode if site is not None else "constant")
         )
         self.windows = site.windows if site is not None else None
-        self.dims: tuple[int | None, int | None] = (2, 3) if self.windows is not None else shift.grid.dims
-        self.reach: tuple[int, int] | None = None
-        if self.windows is not None:
-            self.reach = tuple(  # type: ignore[assignment]
-                (out_size[a] - 1) * stride[a] + w.dilation * (w.size - 1) + 1 for a, w in enumerate(self.windows)
+        # what is moved: dimensions of the operand, and the axis along each
+        self.dims: tuple[int | None, ...] = shift.grid.dims
+        self.axes: tuple[int | None, ...] = tuple(range(len(shift.grid.dims)))
+        self.reach: tuple[int, ...] | None = None
+        if self.windows is not None and site is not None:
+            self.dims = tuple(range(2, 2 + len(self.windows)))
+            self.axes = tuple(site.axis(d) for d in range(len(self.windows)))
+            self.reach = tuple(
+                (out_size[d] - 1) * stride[d] + w.dilation * (w.size - 1) + 1 for d, w in enumerate(self.windows)
             )
 
-    def start(self, state: State, a: int) -> int:
-        s = sum(state.selections[layer - 1][a] * step for layer, step in self.shift.steps[a].items())
-        return s - (self.windows[a].start if self.windows is not None else 0)
+    def start(self, state: State) -> tuple[int, ...]:
+        """Where a state begins to read along each moved dimension."""
+        cells = tuple(0 if a is None else selected(self.shift, state, a) for a in self.axes)
+        return cells if self.windows is None else tuple(c - w.start for c, w in zip(cells, self.windows, strict=True))
 
     @torch.compiler.disable
     def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
@@ -98,19 +108,18 @@ class Mover(nn.Module):
         shape = list(sample.shape)
         shape[dim] = len(states) * m
         if self.reach is not None:
-            shape[2], shape[3] = self.reach
+            shape[2:] = self.reach
         out = empty_like(shape, sample)
-        starts = [(self.start(s, 0), self.start(s, 1)) for s in states]
+        starts = [self.start(s) for s in states]
         j = 0
         for t, r, count in neighbours(places, starts):
-            self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j])
+            self._copy(t.narrow(dim, r * m, count * m), out.narrow(dim, j * m, count * m), starts[j], self.dims)
             j += count
         return out
 
-    def _copy(self, x: Tensor, out: Tensor, start: tuple[int, int]) -> None:
+    def _copy(self, x: Tensor, out: Tensor, start: Sequence[int], dims: Sequence[int | None]) -> None:
         """out[n] = x[start + n] where that exists, the fill elsewhere; only the uncovered border is filled."""
-        for a in (0, 1):
-            d = self.dims[a]
+        for a, d in enumerate(dims):
             if d is None:
                 continue
             length = out.shape[d]
@@ -127,25 +136,19 @@ class Mover(nn.Module):
         out.copy_(x)
 
     def _wrapped(self, x: Tensor, state: State) -> Tensor:
-        for a in (0, 1):
-            d = self.dims[a]
+        for a, (d, start) in enumerate(zip(self.dims, self.start(state), strict=True)):
             if d is not None:
                 length = self.reach[a] if self.reach is not None else x.shape[d]
-                x = x.index_select(d, border_index(self.start(state, a), length, x.shape[d], self.mode).to(x.device))
+                x = x.index_select(d, border_index(start, length, x.shape[d], self.mode).to(x.device))
         return x
 
     def _tokens(self, x: Tensor, state: State) -> Tensor:
-        d = self.dims[0]
-        assert d is not None
         grid = self.shift.grid
+        d, last = grid.dim, grid.dim + len(grid.size) - 1
         body = x.narrow(d, grid.prefix, x.shape[d] - grid.prefix).unflatten(d, grid.size)
         out = torch.empty_like(body)
-        dims, self.dims = self.dims, (d, d + 1)
-        try:
-            self._copy(body, out, (self.start(state, 0), self.start(state, 1)))
-        finally:
-            self.dims = dims
-        out = out.flatten(d, d + 1)
+        self._copy(body, out, self.start(state), range(d, last + 1))
+        out = out.flatten(d, last)
         return torch.cat([x.narrow(d, 0, grid.prefix), out], d) if grid.prefix else out
 
     def extra_repr(self) -> str:
@@ -164,58 +167,67 @@ class MovedAvgPool(nn.Module):
     def __init__(
         self,
         shift: Shift,
-        size: tuple[int, int],
-        stride: tuple[int, int],
-        out_size: tuple[int, int],
-        extent: tuple[int, int],
+        size: Sequence[int],
+        stride: Sequence[int],
+        out_size: Sequence[int],
+        extent: Sequence[int],
         count_pad: bool,
         divisor: int | None,
         ceil: bool,
     ) -> None:
         super().__init__()
         assert shift.site is not None and shift.site.windows is not None
-        self.shift, self.size, self.stride = shift, size, stride
-        self.counts: tuple[list[Tensor], list[Tensor]] | None = None
-        self.scale = 1.0 / (divisor or size[0] * size[1])
+        self.shift, self.size, self.stride = shift, tuple(size), tuple(stride)
+        self.axes = tuple(shift.site.axis(d) for d in range(len(size)))
+        self.counts: tuple[dict[int, Tensor], ...] | None = None  # per dimension of the window, and selection
+        self.scale = math.prod(size) / (divisor or math.prod(size))
         if divisor is None and (ceil or not count_pad):
-            rates = shift.site.rate
-            self.counts = tuple(  # type: ignore[assignment]
-                [
-                    _counts(shift.site.windows[a], s, size[a], stride[a], out_size[a], extent[a], count_pad)
-                    for s in range(rates[a])
-                ]
-                for a in (0, 1)
+            rates = [1 if a is None else shift.site.rate[a] for a in self.axes]
+            self.counts = tuple(
+                {
+                    s: _counts(w, s, size[d], stride[d], out_size[d], extent[d], count_pad)
+                    for s in range(1 - rates[d], rates[d])
+                }
+                for d, w in enumerate(shift.site.windows)
             )
 
+    def counted(self, state: State) -> Tensor:
+        """How many elements each window counts: (*map)."""
+        assert self.counts is not None
+        out = torch.ones(())
+        for counts, a in zip(self.counts, self.axes, strict=True):
+            out = out[..., None] * counts[0 if a is None else selected(self.shift, state, a)]
+        return out
+
     def forward(self, x: Tensor, states: Sequence[State]) -> Tensor:
-        total = F.avg_pool2d(x, self.size, self.stride, divisor_override=1)
+        mean = AVG_POOL[len(self.size)](x, self.size, self.stride)
         if self.counts is None:
-            return total * self.scale
-        layer = next(iter({**self.shift.steps[0], **self.shift.steps[1]}))
-        picks = [state.selections[layer - 1] for state in states]
-        rates = self.shift.site.rate  # type: ignore[union-attr]
-        rows = torch.stack([self.counts[0][s[0] % rates[0]] for s in picks]).to(x)
-        columns = torch.stack([self.counts[1][s[1] % rates[1]] for s in picks]).to(x)
-        m = x.shape[0] // len(states)
-        divide = (rows[:, None, :, None] * columns[:, None, None, :]).repeat_interleave(m, 0)
-        return total / divide
+            return mean * self.scale
+        share = torch.stack([self.counted(s) for s in states]).to(x) / math.prod(self.size)
+        return mean / share.unsqueeze(1).repeat_interleave(x.shape[0] // len(states), 0)
 
 
 def _counts(w: Window, s: int, size: int, stride: int, out: int, extent: int, count_pad: bool) -> Tensor:
-    """How many elements each window counts: the padded extent moves with the state, so s = 0 is torch's own rule."""
+    """How many elements each window counts: the padded extent goes on with the state, so s = 0 is torch's own rule."""
     start = torch.arange(out) * stride - w.start + s
-    end = torch.minimum(start + size, torch.tensor(extent + w.start + s))
+    end = torch.minimum(start + size, torch.tensor(extent + w.start + max(s, 0)))
     if not count_pad:
         start, end = start.clamp(min=0), end.clamp(max=extent)
     return (end - start).clamp(min=1).float()
 
 
-def stride_of(node: torch.fx.Node) -> tuple[int, int]:
-    """Stride of a conv or pool node as (y, x)."""
+def stride_of(node: torch.fx.Node) -> list[int]:
+    """Stride of a conv or pool node, along each dimension that it slides over."""
     name = op_name(node)
     i = 2 if "pool" in name else 3
     stride: Any = node.args[i] if len(node.args) > i else node.kwargs.get("stride")
     if not stride:
-        stride = node.args[1] if "pool" in name else [1, 1]
-    values = [int(v) for v in stride] if isinstance(stride, list | tuple) else [int(stride)]
-    return values[0], values[-1]
+        stride = node.args[1] if "pool" in name else 1
+    value = node.meta["val"]
+    return for_each(stride, (value[0] if isinstance(value, tuple | list) else value).ndim - 2)
+
+
+def for_each(v: Any, count: int) -> list[int]:
+    """An argument that is one number for all dimensions, or one for each."""
+    values = [int(i) for i in v] if isinstance(v, list | tuple) else [int(v)]
+    return values if len(values) == count else values[:1] * count

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
-from unstride.engine.movers import Batch, MovedAvgPool, Mover, Rows, stride_of
+from unstride.engine.movers import Batch, MovedAvgPool, Mover, Rows, for_each, stride_of
 from unstride.errors import CaptureError
 from unstride.geometry.layers import Shift, Subsampling
 from unstride.geometry.states import State
@@ -82,7 +82,7 @@ class Cutter:
         """Ops of `level` that `wanted` needs; `wanted` may lie on any level, `start` are values taken as given."""
         wanted = list(dict.fromkeys(wanted))
         given = set(start)
-        needed = ancestors_until(wanted, given)
+        needed = ancestors(wanted, until=given)
         own = [
             n
             for n in self.graph.fx.nodes
@@ -191,10 +191,10 @@ class Builder:
 
     def _mover(self, n: Node, source: Node, shift: Shift) -> Mover:
         shapes = self.c.found.trace.shapes
-        out, stride = (0, 0), (1, 1)
+        out, stride = list[int](), list[int]()
         if shift.site is not None and shift.site.windows is not None:
             shape = shapes[n][0] if isinstance(shapes[n], list) else shapes[n]
-            out, stride = (shape[2], shape[3]), stride_of(n)
+            out, stride = list(shape[2:]), stride_of(n)
         return Mover(shift, batch_of(source), len(shapes[source]), out, stride)
 
     def _module(self, module: nn.Module, args: tuple[Any, ...]) -> Node:
@@ -208,16 +208,17 @@ class Builder:
         if "conv" in name:
             args = [prepared, *n.args[1:]]
             while len(args) < 5:
-                args.append([None, None, None, [1, 1], [0, 0]][len(args)])
-            args[4] = [0, 0]
+                args.append([None, None, None, [1], [0]][len(args)])
+            args[4] = [0] * len(stride_of(n))
             kwargs = {k: v for k, v in n.kwargs.items() if k != "padding"}
             args = [self._value(a) if isinstance(a, Node) and a is not prepared else a for a in args]
             return self.out.call_function(n.target, tuple(args), kwargs)  # type: ignore[arg-type]
-        size, stride = _pair(n.args[1]), stride_of(n)
+        stride = stride_of(n)
+        size = for_each(n.args[1], len(stride))
         if "max_pool" in name:
-            dilation = _pair(n.args[4]) if len(n.args) > 4 else (1, 1)
+            dilation = for_each(n.args[4] if len(n.args) > 4 else 1, len(stride))
             target: Any = n.target
-            return self.out.call_function(target, (prepared, list(size), list(stride), [0, 0], list(dilation), False))
+            return self.out.call_function(target, (prepared, size, stride, [0] * len(stride), dilation, False))
         shapes = self.c.found.trace.shapes
         args = list(n.args) + [None] * (7 - len(n.args))
         pool = MovedAvgPool(
@@ -291,25 +292,6 @@ def _reads(n: Node, moves: dict[Node, Shift]) -> list[Node]:
             shift.site.reads if shift is not None and shift.site is not None and shift.site.reads is not None else i
         )
     return out
-
-
-def ancestors_until(wanted: Iterable[Node], given: set[Node]) -> set[Node]:
-    if not given:
-        return ancestors(wanted)
-    seen: set[Node] = set()
-    stack = list(wanted)
-    while stack:
-        n = stack.pop()
-        if n not in seen:
-            seen.add(n)
-            if n not in given:
-                stack += n.all_input_nodes
-    return seen
-
-
-def _pair(v: Any) -> tuple[int, int]:
-    values = [int(i) for i in v] if isinstance(v, list | tuple) else [int(v)]
-    return values[0], values[-1]
 
 
 def tensor_bytes(shape: Any, dtype: torch.dtype) -> int:

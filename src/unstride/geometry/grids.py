@@ -1,32 +1,37 @@
 """How a value lies on the image: which dimensions are rows and columns, how far apart its cells are."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
-from unstride.geometry.positions import (
-    Pos,
-    core,
-)
+from unstride.geometry.positions import Pos, Trace, changes, core
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A regular grid of cells in a value: dims (rows, columns), size (H, W) and spacing in image pixels.
+    """A regular grid of cells in a value: dims (rows, columns), size (H, W) and spacing in image pixels; so many axes.
 
-    Maps have two spatial dims; tokens (B, N, C) have one, in row-major order behind `prefix` tokens without a place.
+    Maps have a dim per axis; tokens (B, N, C) have one, in row-major order behind `prefix` tokens without a place.
     A dim of None is an axis with a single cell.
     """
 
-    dims: tuple[int | None, int | None]
-    size: tuple[int, int]
-    spacing: tuple[float, float]
+    dims: tuple[int | None, ...]
+    size: tuple[int, ...]
+    spacing: tuple[float, ...]
     prefix: int = 0
 
     @property
     def tokens(self) -> bool:
-        return self.dims[0] is not None and self.dims[0] == self.dims[1]
+        there = [d for d in self.dims if d is not None]
+        return len(there) > 1 and len(set(there)) == 1
+
+    @property
+    def dim(self) -> int:
+        """Of tokens, the dimension that they lie along."""
+        return next(d for d in self.dims if d is not None)
 
     def like(self, other: "Grid") -> bool:
         """The same cells, but for where the first one lies."""
@@ -34,30 +39,44 @@ class Grid:
         return near and (self.dims, self.size, self.prefix) == (other.dims, other.size, other.prefix)
 
     def __str__(self) -> str:
-        return f"{self.size[0]}x{self.size[1]}" + (" tokens" if self.tokens else "")
+        return by(self.size) + (" tokens" if self.tokens else "")
+
+
+def by(numbers: Iterable[int]) -> str:
+    """(7, 7) -> 7x7."""
+    return "x".join(map(str, numbers))
 
 
 def grid_of(pos: Pos) -> Grid | None:
     """The grid that a value's coordinates form, or None if they form none (windows, mixed channels, uneven spacing)."""
-    y, x = core(pos.y), core(pos.x)
-    dy, dx = _varying(y), _varying(x)
-    if len(dy) > 1 or len(dx) > 1 or not (dy or dx):
+    coords = [core(t) for t in pos.axes]
+    dims = [_varying(t) for t in coords]
+    if any(len(d) > 1 for d in dims) or not any(dims):
         return None
-    if dy and dx and dy == dx:
-        return _tokens(y, x, dy[0], pos.y.ndim)
-    sizes, spacings = [1, 1], [0.0, 0.0]
-    for a, (t, dims) in enumerate(((y, dy), (x, dx))):
-        if dims:
-            line = _line(t, dims[0])
+    there = [d[0] for d in dims if d]
+    if len(there) > 1 and len(set(there)) == 1:
+        return _tokens(coords, dims, there[0])
+    if len(set(there)) < len(there):
+        return None  # some axes share a dimension, others do not
+    sizes, spacings = [1] * len(dims), [0.0] * len(dims)
+    for a, (t, along) in enumerate(zip(coords, dims, strict=True)):
+        if along:
+            line = _line(t, along[0])
             step = _step(line)
             if step is None:
                 return None
             sizes[a], spacings[a] = len(line), step
-    return Grid((dy[0] if dy else None, dx[0] if dx else None), (sizes[0], sizes[1]), (spacings[0], spacings[1]))
+    return Grid(tuple(d[0] if d else None for d in dims), tuple(sizes), tuple(spacings))
+
+
+def grid_at(trace: Trace, node: Node) -> Grid | None:
+    """The grid of a node's value; None where it has no position, or lies on none."""
+    pos = trace.pos.get(node)
+    return grid_of(pos) if isinstance(pos, Pos) else None
 
 
 def _varying(t: Tensor) -> list[int]:
-    return [d for d in range(t.ndim) if t.shape[d] > 1 and bool((t.diff(dim=d).nan_to_num().abs() > 1e-3).any())]
+    return [d for d in range(t.ndim) if changes(t, d)]
 
 
 def _line(t: Tensor, dim: int) -> Tensor:
@@ -74,44 +93,42 @@ def _step(line: Tensor) -> float | None:
     return mean
 
 
-def _tokens(y: Tensor, x: Tensor, dim: int, ndim: int) -> Grid | None:
-    rows, columns = _line(y, dim), _line(x, dim)
-    prefix = int((rows.isnan() | columns.isnan()).long().cumprod(0).sum())
-    rows, columns = rows[prefix:], columns[prefix:]
-    width = int((rows == rows[0]).sum())
-    if bool(rows.isnan().any() | columns.isnan().any()) or width == 0 or len(rows) % width:
+def _tokens(coords: Sequence[Tensor], dims: Sequence[list[int]], dim: int) -> Grid | None:
+    """Axes that share a dimension: cells in row-major order, after tokens without a place."""
+    lines = [_line(t, dim) for t, along in zip(coords, dims, strict=True) if along]
+    prefix = int(torch.stack(lines).isnan().any(0).long().cumprod(0).sum())
+    lines = [line[prefix:] for line in lines]
+    if any(bool(line.isnan().any()) for line in lines):
         return None
-    height = len(rows) // width
-    tall, wide = rows.view(height, width), columns.view(height, width)
-    sy, sx = _step(tall[:, 0]), _step(wide[0])
-    if sy is None or sx is None or bool((tall != tall[:, :1]).any()) or bool((wide != wide[:1]).any()):
+    size = _row_major(lines)
+    if size is None:
         return None
-    return Grid((dim, dim), (height, width), (sy, sx), prefix)
+    places = [line.view(size) for line in lines]
+    steps = []
+    for a, place in enumerate(places):
+        line = _line(place, a)
+        step = _step(line)
+        shape = [-1 if i == a else 1 for i in range(len(size))]
+        if step is None or bool((place != line.view(shape)).any()):
+            return None
+        steps.append(step)
+    there = iter(zip(size, steps, strict=True))
+    cells = [next(there) if along else (1, 0.0) for along in dims]
+    return Grid(
+        tuple(dim if along else None for along in dims), tuple(n for n, _ in cells), tuple(t for _, t in cells), prefix
+    )
 
 
-def extract(
-    source: Tensor,
-    row: int,
-    start: tuple[int, int],
-    out: Tensor,
-    dims: tuple[int | None, int | None],
-) -> None:
-    """out[n, m] = source[row][start_y + n, start_x + m] wherever that lies inside; the rest of `out` keeps its fill.
-
-    `out` is one row without its leading dimension; dims count in the row.
-    """
-    x = source[row]
-    for a in (0, 1):
-        d = dims[a]
-        if d is None:
-            continue
-        low, length = start[a], out.shape[d]
-        first, last = max(0, -low), min(length, x.shape[d] - low)
-        if last <= first:
-            return
-        out = out.narrow(d, first, last - first)
-        x = x.narrow(d, low + first, last - first)
-    out.copy_(x)
+def _row_major(lines: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """How many cells each axis has, if the tokens are laid row by row: the first axes stay longest."""
+    rest, size = len(lines[0]), []
+    for line in lines:
+        run = int((line[:rest] == line[0]).long().cumprod(0).sum())
+        if run == 0 or rest % run:
+            return None
+        size.append(rest // run)
+        rest = run
+    return tuple(size) if rest == 1 else None
 
 
 def border_index(start: int, length: int, extent: int, mode: str) -> Tensor:

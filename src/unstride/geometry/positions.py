@@ -1,6 +1,7 @@
 """Where each element of a value is centred on the image: coordinates, and the algebra that rules are written in.
 
-Every value has, beside itself, the image row and column that each of its elements is centred on (NaN: nowhere).
+Every value has, beside itself, the place on the image that each of its elements is centred on (NaN: nowhere): row and
+column, or as many axes as there are.
 """
 
 import math
@@ -18,16 +19,37 @@ EPS = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Pos:
-    """Row and column in image pixels for every element of a value; NaN where it has no position on that axis."""
+    """Where every element of a value lies in image pixels, a tensor per axis; NaN where it has no position on that."""
 
-    y: Tensor
-    x: Tensor
+    axes: tuple[Tensor, ...]
+
+    @property
+    def y(self) -> Tensor:
+        """Rows of images and volumes."""
+        return self.axes[-2]
+
+    @property
+    def x(self) -> Tensor:
+        """Columns; of signals, time."""
+        return self.axes[-1]
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.axes[0].shape
+
+    @property
+    def ndim(self) -> int:
+        return self.axes[0].ndim
 
     def axis(self, a: int) -> Tensor:
-        return self.y if a == 0 else self.x
+        return self.axes[a]
+
+    def along(self, dim: int) -> list[int]:
+        """The axes whose places change along a dimension of the value."""
+        return [a for a, t in enumerate(self.axes) if changes(t, dim)]
 
     def map(self, f: Callable[[Tensor], Tensor]) -> "Pos | None":
-        return settle(f(self.y), f(self.x))
+        return settle(*(f(t) for t in self.axes))
 
 
 class Lost:
@@ -45,12 +67,16 @@ Position = Pos | Lost | None
 
 @dataclass(frozen=True)
 class Window:
-    """The sliding window of a strided op along one axis: size, dilation, padding at the start and at the end."""
+    """The sliding window of a strided op along one axis: size, dilation, padding at the start and at the end.
+
+    `end` is how far its last window reaches beyond the map, `far` how far the op's own padding goes there.
+    """
 
     size: int
     dilation: int
     start: int
     end: int
+    far: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +86,17 @@ class Site:
     node: Node
     operand: Node
     kind: str
-    rate: tuple[int, int]
-    windows: tuple[Window, Window] | None = (
-        None  # None: the operand is moved as it is (slices, patch merging, resizing)
-    )
+    rate: tuple[int, ...]
+    # a window per dimension that the op slides over, from the third on; None: the operand is moved as it is (slices,
+    # patch merging, resizing)
+    windows: tuple[Window, ...] | None = None
     reads: Node | None = None  # the value before a non-constant pad that belongs to the window
     mode: str = "constant"
+    over: tuple[int | None, ...] = ()  # the image's axis along each of these dimensions; empty: they are the axes
+
+    def axis(self, d: int) -> int | None:
+        """The image's axis that window d slides along."""
+        return self.over[d] if self.over else d
 
 
 @dataclass
@@ -73,21 +104,21 @@ class Trace:
     """What the walk found: a position per node, the operands it came from (per axis), sites, unknown ops, MACs."""
 
     pos: dict[Node, Any] = field(default_factory=dict)
-    sources: dict[Node, tuple[list[Node], list[Node]]] = field(default_factory=dict)
+    sources: dict[Node, tuple[list[Node], ...]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
-    merges: dict[Node, tuple[int, int]] = field(default_factory=dict)  # nodes that contract over neighbouring positions
+    merges: dict[Node, tuple[int, ...]] = field(default_factory=dict)  # nodes that contract over neighbouring positions
     passed: dict[Node, str] = field(default_factory=dict)  # ops that thin the grid out but are no layer, and why
     unknown: dict[Node, str] = field(default_factory=dict)
     shapes: dict[Node, Any] = field(default_factory=dict)
     macs: dict[Node, int] = field(default_factory=dict)
 
 
-def settle(y: Tensor, x: Tensor) -> Pos | None:
-    """An axis on which nothing varies has no position; a value without any axis has none at all."""
-    vy, vx = varies(y), varies(x)
-    if not vy and not vx:
+def settle(*coords: Tensor) -> Pos | None:
+    """`settle(y, x)`: an axis on which nothing varies has no position; a value without any axis has none at all."""
+    vary = [varies(t) for t in coords]
+    if not any(vary):
         return None
-    return Pos(y if vy else blank(y.shape), x if vx else blank(x.shape))
+    return Pos(tuple(t if v else blank(t.shape) for t, v in zip(coords, vary, strict=True)))
 
 
 def core(t: Tensor) -> Tensor:
@@ -96,6 +127,12 @@ def core(t: Tensor) -> Tensor:
         if t.stride(d) == 0 and t.shape[d] > 1:
             t = t.narrow(d, 0, 1)
     return t
+
+
+def changes(t: Tensor, dim: int) -> bool:
+    """Whether coordinates differ along a dimension."""
+    t = core(t)
+    return t.shape[dim] > 1 and bool((t.diff(dim=dim).nan_to_num().abs() > EPS).any())
 
 
 def varies(t: Tensor) -> bool:
@@ -115,6 +152,14 @@ def nowhere(t: Tensor) -> bool:
 def has_axis(p: Any, a: int) -> bool:
     """Does the value have a position on axis a? LOST may have one on both."""
     return isinstance(p, Lost) or (isinstance(p, Pos) and not nowhere(p.axis(a)))
+
+
+def first_known(a: Tensor, b: Tensor) -> Tensor:
+    """Coordinates of `a`, and those of `b` where `a` has none."""
+    if nowhere(a):
+        return b
+    a_core, b_core = core(a), core(b)
+    return torch.where(a_core.isnan(), b_core, a_core).expand(a.shape)
 
 
 def blank(shape: Sequence[int]) -> Tensor:

@@ -1,12 +1,14 @@
 """`unstride.inspect(model, example)`: what a model subsamples, what that costs, and what was left out."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.fx import Node
 
-from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, find_layers, module_path
+from unstride.geometry.find import find_layers
+from unstride.geometry.grids import by
+from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, module_path
 from unstride.graph.capture import capture
 
 
@@ -15,10 +17,10 @@ class Features:
     """Where features end and the head begins: the op that makes the last map, and its size if it lies on a grid."""
 
     op: str
-    map: tuple[int, int] | None
+    map: tuple[int, ...] | None
 
     def __str__(self) -> str:
-        return f"{self.op}, {self.map[0]}x{self.map[1]} cells" if self.map else f"{self.op}, not on a grid"
+        return f"{self.op}, {by(self.map)} cells" if self.map else f"{self.op}, not on a grid"
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,12 @@ class Report:
     unknown: tuple[str, ...]
     features: Features | None
     macs: int
-    image: tuple[int, int]
+    image: tuple[int, ...]
 
     @property
     def states(self) -> int:
         """How many states the network has; a plain forward uses one of them."""
-        count = 1
-        for layer in self.layers:
-            count *= layer.rate[0] * layer.rate[1]
-        return count
+        return math.prod(r for layer in self.layers for r in layer.rate)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +52,7 @@ class Report:
                     "stride": list(layer.stride),
                     "map": list(layer.map),
                     "cost": layer.cost,
+                    "natural": [list(s) for s in layer.sides],
                 }
                 for layer in self.layers
             ],
@@ -64,8 +64,8 @@ class Report:
         }
 
     def __str__(self) -> str:
-        h, w = self.image
-        lines = [f"{len(self.layers)} subsampling layers, {self.states} states, {self.macs / 1e9:.2f} GMACs at {h}x{w}"]
+        what = f"{len(self.layers)} subsampling layers, {self.states} states, {self.macs / 1e9:.2f} GMACs"
+        lines = [f"{what} at {by(self.image)}"]
         lines += [f"  {layer}" for layer in self.layers]
         lines += [f"  features end at {self.features}"] if self.features else []
         lines += [f"  left out: {x.op}: {x.reason}" for x in self.left_out]
@@ -81,7 +81,7 @@ def inspect(model: nn.Module, example: Tensor) -> Report:
     graph = capture(model, example)
     found = find_layers(graph)
     found.require_layers()
-    leaf = next(leaf for leaf in graph.leaves if isinstance(leaf, Node))
+    leaf = next(leaf for leaf in graph.leaf_nodes if leaf in graph.from_image)
     node = feature_node(graph, found, leaf)
     grid = found.grid(node) if node is not None else None
     features = None if node is None else Features(module_path(node), grid.size if grid is not None else None)

@@ -2,6 +2,7 @@
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,29 +18,41 @@ from unstride.geometry.positions import (
     has_axis,
     settle,
 )
-from unstride.geometry.rules import FLATTENING, RULES, pointwise, unpool
+from unstride.geometry.rules import RULES
+from unstride.geometry.rules.elementwise import pointwise
+from unstride.geometry.rules.resize import unpool
 from unstride.graph.capture import Graph, run_nodes
 from unstride.graph.ops import arguments, is_pointwise, op_name
 
+# what they make of a map is a vector
+_FLATTENING = {*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)), "mean", "sum", "amax", "max"}
+
 
 class Walk:
-    """One pass over the graph with an image of coordinates; the rules below are its table."""
+    """One pass over the graph with an image of coordinates; `RULES` are its table."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
         self.indices: dict[Node, Tensor] = {}  # whole numbers and masks that are the same for every image
         self.node: Node | None = None
 
+    @property
+    def axes(self) -> int:
+        """How many the image has."""
+        return len(self.graph.size)
+
     def run(self) -> Trace:
-        h, w = self.graph.size
-        image = torch.zeros(1, self.graph.channels, h, w, dtype=self.graph.dtype, device=self.graph.device)
-        shape = (1, self.graph.channels, h, w)
-        y = torch.arange(h, dtype=torch.float32).view(1, 1, h, 1).expand(shape)
-        x = torch.arange(w, dtype=torch.float32).view(1, 1, 1, w).expand(shape)
+        size = self.graph.size
+        shape = (1, self.graph.channels, *size)
+        image = torch.zeros(shape, dtype=self.graph.dtype, device=self.graph.device)
+        coords = [
+            torch.arange(n, dtype=torch.float32).view(-1, *[1] * (len(size) - 1 - a)).expand(shape)
+            for a, n in enumerate(size)
+        ]
         trace = self.trace
         for n in self.graph.fx.nodes:
             if n.op == "placeholder":
-                trace.pos[n] = settle(y, x) if n is self.graph.image else None
+                trace.pos[n] = settle(*coords) if n is self.graph.image else None
                 trace.shapes[n] = (
                     tuple(image.shape) if n is self.graph.image else _shape(self.graph.constants.get(n.name))
                 )
@@ -62,7 +75,7 @@ class Walk:
         trace = self.trace
         inputs = [i for i in n.all_input_nodes if trace.pos.get(i) is not None]
         if not inputs or not isinstance(value, Tensor | tuple | list):
-            trace.pos[n], trace.sources[n] = None, ([], [])
+            trace.pos[n], trace.sources[n] = None, ([],) * self.axes
             return
         if n.target is operator.getitem:
             whole = trace.pos[arguments(n)[0]]
@@ -78,14 +91,14 @@ class Walk:
         self.node = n
         if rule is None or (any(isinstance(trace.pos[i], Lost) for i in inputs) and rule not in (pointwise, unpool)):
             shape = value.shape if isinstance(value, Tensor) else ()
-            still = len(shape) > 2 or (len(shape) == 2 and name not in FLATTENING)
+            still = len(shape) > 2 or (len(shape) == 2 and name not in _FLATTENING)
             trace.pos[n] = LOST if still else None
-            trace.sources[n] = (inputs, inputs) if still else ([], [])
+            trace.sources[n] = ((inputs if still else []),) * self.axes
             return
         trace.pos[n], carriers = rule(self, n, value)
         trace.sources[n] = self._from(n, carriers)
 
-    def _from(self, n: Node, carriers: list[Node]) -> tuple[list[Node], list[Node]]:
+    def _from(self, n: Node, carriers: list[Node]) -> tuple[list[Node], ...]:
         out = self.trace.pos[n]
         kept = out if not isinstance(out, list) else next((p for p in out if p is not None), None)
 
@@ -94,7 +107,7 @@ class Walk:
                 return []
             return [c for c in dict.fromkeys(carriers) if _axis_of(self.trace.pos.get(c), a)]
 
-        return axis(0), axis(1)
+        return tuple(map(axis, range(self.axes)))
 
     # -- what rules use
     def pos(self, n: Any) -> Pos | None:
@@ -109,9 +122,9 @@ class Walk:
         """A node argument that is a Python number (symbolic size) -> its value for one image."""
         return torch.fx.map_arg(arg, lambda n: self.values.get(n, n))
 
-    def mixing(self, n: Node, mixed: tuple[bool, bool]) -> None:
+    def mixing(self, n: Node, mixed: Sequence[bool]) -> None:
         if any(mixed):
-            self.trace.merges[n] = (int(mixed[0]), int(mixed[1]))
+            self.trace.merges[n] = tuple(map(int, mixed))
 
 
 def _axis_of(p: Any, a: int) -> bool:
@@ -136,7 +149,7 @@ def macs(n: Node, shapes: dict[Node, Any]) -> int:
     ):
         kernel = shapes[arguments(n)[1]]
         return math.prod(out) * math.prod(kernel[1:])
-    if name in ("conv_transpose2d", "conv_transpose1d", "convolution"):
+    if name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"):
         kernel = shapes[arguments(n)[1]]
         return math.prod(shapes[arguments(n)[0]]) * math.prod(kernel[1:])
     if name == "linear":

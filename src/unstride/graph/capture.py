@@ -4,8 +4,10 @@ import contextlib
 import functools
 import io
 import logging
+import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,10 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised
 from unstride.graph.functional import functional
+from unstride.graph.ops import ancestors
 from unstride.graph.questions import Answers, constant_answers
+from unstride.graph.snapshot import Snapshot
+from unstride.graph.twin import own_module, twin
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +38,11 @@ class Graph:
     constants: dict[str, Tensor]
     leaves: tuple[Any, ...]  # output leaves: nodes, or plain Python values
     out_spec: pytree.TreeSpec
-    size: tuple[int, int]
+    size: tuple[int, ...]  # (H, W) of images, (D, H, W) of volumes and clips, (L,) of signals
     channels: int
     dtype: torch.dtype
     device: torch.device
+    own: frozenset[str] = frozenset()  # names of what the model itself changes when it runs: caches, counters
 
     @property
     def nodes(self) -> list[Node]:
@@ -51,6 +57,24 @@ class Graph:
                 found.add(n)
         return frozenset(found)
 
+    @property
+    def leaf_nodes(self) -> list[Node]:
+        """The tensors among the output leaves."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Node)]
+
+    def outputs(self, images: Tensor, only: Container[Node] | None = None) -> dict[Node, Any]:
+        """The values of output leaves, by running the graph, or those of its nodes that make them."""
+        wanted = {n for n in self.leaf_nodes if only is None or n in only}
+        found: dict[Node, Any] = {n: value for n, value in run_nodes(self, images, only) if n in wanted}
+        given = {n: images if n is self.image else self.constants[n.name] for n in wanted if n.op == "placeholder"}
+        return {**found, **given}
+
+    def beside(self, count: int) -> dict[Node, Any]:
+        """The output leaves that no image has to do with (a temperature, a table), for a batch of so many."""
+        leaves = [n for n in self.leaf_nodes if n not in self.from_image]
+        images = torch.zeros((), dtype=self.dtype, device=self.device).expand(count, self.channels, *self.size)
+        return self.outputs(images, ancestors(leaves)) if leaves else {}
+
     def index(self, leaf: Node) -> int:
         """Which of the output leaves a node is."""
         return next(i for i, x in enumerate(self.leaves) if x is leaf)
@@ -60,40 +84,40 @@ class Graph:
         return pytree.tree_unflatten(leaves, self.out_spec)
 
     def __repr__(self) -> str:
-        h, w = self.size
-        return f"Graph({len(self.nodes)} ops, image (B, {self.channels}, {h}, {w}), {len(self.leaves)} output(s))"
+        shape = ", ".join(map(str, (self.channels, *self.size)))
+        return f"Graph({len(self.nodes)} ops, image (B, {shape}), {len(self.leaves)} output(s))"
 
 
-def check_images(images: Any, what: str = "images") -> Tensor:
-    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError."""
+SHAPES = {1: "(B, C, L)", 2: "(B, C, H, W)", 3: "(B, C, D, H, W)"}
+_CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+def wanted_axes(model: nn.Module) -> int:
+    """How many spatial axes a model's input has, by its first convolution: images, where that cannot be said."""
+    return next((axes for m in model.modules() for kind, axes in _CONVS.items() if isinstance(m, kind)), 2)
+
+
+def check_images(images: Any, what: str = "images", axes: int | None = None) -> Tensor:
+    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError.
+
+    `axes`: of what the model wants, see `wanted_axes`. Volumes (B, C, D, H, W) and signals (B, C, L) are taken as well;
+    only what has fewer dimensions than it should is taken for a forgotten batch. Without it, any of these.
+    """
+    shape = SHAPES[axes or 2]
     if not isinstance(images, Tensor):
-        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor (B, C, H, W)")
-    if images.ndim != 4:
+        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor {shape}")
+    if not (3 if axes is None else 2 + axes) <= images.ndim <= 5:
+        one = shape.replace("B, ", "")
         raise InputError(
-            f"{what}: got shape {tuple(images.shape)}, wanted (B, C, H, W); "
-            "for one image (C, H, W) pass image.unsqueeze(0)"
+            f"{what}: got shape {tuple(images.shape)}, wanted {shape}; for one image {one} pass image.unsqueeze(0)"
         )
     if not images.is_floating_point():
         raise InputError(
             f"{what}: got dtype {images.dtype}, wanted floating point: apply the model's preprocessing first"
         )
-    if images.shape[0] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
+    if min(images.shape[0], *images.shape[2:]) < 1:
         raise InputError(f"{what}: got shape {tuple(images.shape)}, wanted at least one image and one pixel")
     return images
-
-
-@contextlib.contextmanager
-def frozen_eval(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, without gradients; each module's own mode is put back afterwards, whatever happens."""
-    modes = [(m, m.training) for m in model.modules()]
-    try:
-        for m, _ in modes:
-            m.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for m, training in modes:
-            m.training = training
 
 
 def capture(model: nn.Module, example: Tensor) -> Graph:
@@ -101,42 +125,78 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
 
     Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, wanted a torch.nn.Module")
-    check_images(example, "example")
-    with frozen_eval(model):
+    model = own_module(model)
+    check_images(example, "example", wanted_axes(model))
+    with torch.inference_mode(False), torch.no_grad():
+        net = twin(model)
+        example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels
         # Export would specialise batch 1, so it sees two rows; they differ so that nothing folds into a constant.
-        pair = torch.cat([example[:1], example[:1].flip(-1) + 0.01])
-        triple = torch.cat([pair, example[:1] * 0.5])
-        try:
-            expected = model(triple.clone())
-        except Exception as error:
-            raise ModelRaised(
-                f"the model raised {type(error).__name__} on images of shape {tuple(triple.shape)}: {error}. "
-                "Pass an example of the size, channels, dtype and device that the model accepts."
-            ) from error
-        program = _export(model, pair)
-        graph = _graph(program, pair)
+        pair = torch.cat([example, example.flip(-1) + 0.01])
+        triple = torch.cat([pair, example * 0.5])
+        before = Snapshot(net)
+        with calling(triple):
+            expected = net(triple.clone())
+        own = frozenset(before.changes())
+        graph = _graph(_export(net, pair), pair, own)
         _verify(graph, triple, expected)
     return graph
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Export prints whole graphs when it fails; what the user needs is in our error."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+def calling(images: Tensor) -> Iterator[None]:
+    """Around a call of the user's own model: what it raises becomes a ModelRaised, unless memory ran out."""
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ModelRaised(
+            f"the model raised {type(error).__name__} on images of shape {tuple(images.shape)}: {error}. "
+            "Pass an example of the size, channels, dtype and device that the model accepts."
+        ) from error
+
+
+_CAPTURING = threading.RLock()  # export changes torch itself while it traces, and what is below is everybody's
+
+
+class _Hush:
+    """A stream that takes nothing from one thread, and hands on what the others write."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return len(text) if threading.get_ident() == self.thread else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """The same for log records."""
+        return record.thread != self.thread
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Export prints whole graphs when it fails; what the user needs is in our error. Other threads go on speaking."""
+    hush: Any = _Hush(sys.stderr or io.StringIO())
+    names = [name for name in [*logging.root.manager.loggerDict] if name.partition(".")[0] == "torch"]
+    loggers = [logging.root, *map(logging.getLogger, names)]
+    handlers = dict.fromkeys(h for logger in loggers for h in logger.handlers)
+    for handler in handlers:
+        handler.addFilter(hush.filter)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(hush):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(level)
+        for handler in handlers:
+            handler.removeFilter(hush.filter)
 
 
 def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _quiet():
+    with _CAPTURING, _quiet():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
             return functional(program)
@@ -155,7 +215,7 @@ def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
     ) from first
 
 
-def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
+def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[str]) -> Graph:
     signature = program.graph_signature
     state = {**program.state_dict, **program.constants}
     names = {
@@ -169,41 +229,47 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor) -> Graph:
     outputs = list(next(n for n in fx.nodes if n.op == "output").args[0])
     kinds = [spec.kind.name for spec in signature.output_specs]
     leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
-    out_spec = program.call_spec.out_spec
-    if out_spec is None or not any(isinstance(leaf, Node) for leaf in leaves):
-        raise CaptureError(
-            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
-        )
+    out_spec: Any = program.call_spec.out_spec
     for n in fx.nodes:
         if free_unbacked_symbols(n.meta.get("val")):
             raise CaptureError(
                 f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
                 "Wrap the part that gives outputs of a fixed size."
             )
-    return Graph(
+    graph = Graph(
         fx=fx,
         image=image,
         constants=constants,
         leaves=leaves,
         out_spec=out_spec,
-        size=(int(pair.shape[2]), int(pair.shape[3])),
+        size=tuple(int(n) for n in pair.shape[2:]),
         channels=int(pair.shape[1]),
         dtype=pair.dtype,
         device=pair.device,
+        own=own,
     )
+    if not any(n in graph.from_image for n in graph.leaf_nodes):
+        raise CaptureError(
+            "the model returns no tensor that depends on the image; unstride needs logits or a logit map"
+        )
+    return graph
 
 
-def run_nodes(graph: Graph, images: Tensor) -> Iterator[tuple[Node, Any]]:
-    """Execute node by node, yielding each node with its value; a value is dropped after its last use."""
+def run_nodes(graph: Graph, images: Tensor, only: Container[Node] | None = None) -> Iterator[tuple[Node, Any]]:
+    """Execute node by node, yielding each node with its value; a value is dropped after its last use.
+
+    `only`: these nodes, and nothing else (they must hold all that they read).
+    """
+    nodes = [n for n in graph.nodes if only is None or n in only]
     env: dict[Node, Any] = {}
     for n in graph.fx.nodes:
         if n.op == "placeholder":
             env[n] = images if n is graph.image else graph.constants.get(n.name)
     last: dict[Node, Node] = {}
-    for n in graph.nodes:
+    for n in nodes:
         for source in n.all_input_nodes:
             last[source] = n
-    for n in graph.nodes:
+    for n in nodes:
         args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda a: env[a])
         value = n.target(*args, **kwargs)  # type: ignore[operator]
         env[n] = value
@@ -219,34 +285,57 @@ def _verify(graph: Graph, images: Tensor, expected: Any) -> None:
     total = images.shape[0]
     # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
     for count, slack in ((total, 1), (1, 50)):
-        for value, reference in zip(_outputs(graph, images[:count]), wanted, strict=True):
-            rows = reference.shape[0] * count // total
-            if value.shape != (rows, *reference.shape[1:]):
-                raise CaptureError(
-                    f"an output has shape {tuple(reference.shape)} for {total} images and "
-                    f"{tuple(value.shape)} for {count}: the first dimension of every output must be the batch"
-                )
-            gap = _gap(value, reference[: value.shape[0]])
-            if not gap <= slack * tolerance(reference.dtype):
-                what = "the graph differs from the model" if count == total else "an image alone and in a batch differ"
-                raise CaptureError(
-                    f"{what} by {gap:.1e} (relative): the model is not a deterministic function of each image alone"
-                )
+        found = graph.outputs(images[:count])
+        for n, reference in zip(graph.leaf_nodes, wanted, strict=True):
+            value = found[n]
+            if n in graph.from_image:
+                reference = _first_rows(reference, value, count, total)
+            elif count != total:
+                continue
+            difference = gap(value, reference)
+            if not difference <= slack * tolerance(reference.dtype):
+                raise CaptureError(_why(value, reference, difference, count == total))
 
 
-def _outputs(graph: Graph, images: Tensor) -> list[Any]:
-    nodes = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
-    found: dict[Node, Any] = {n: value for n, value in run_nodes(graph, images) if n in nodes}
-    found[graph.image] = images
-    return [found[n] if n in found else graph.constants[n.name] for n in nodes]
+def _first_rows(reference: Tensor, value: Tensor, count: int, total: int) -> Tensor:
+    """Of an output for `total` images, the part of the first `count`, which `value` is."""
+    if reference.ndim == 0:
+        raise CaptureError(
+            "an output is a single number made from all images of a batch: every output must have a row for each "
+            "image. Return it for each image, or wrap the model so that it is left out."
+        )
+    rows = reference.shape[0] * count // total
+    if value.shape != (rows, *reference.shape[1:]):
+        raise CaptureError(
+            f"an output has shape {tuple(reference.shape)} for {total} images and "
+            f"{tuple(value.shape)} for {count}: the first dimension of every output must be the batch"
+        )
+    return reference[:rows]
 
 
-def _gap(value: Tensor, reference: Tensor) -> float:
+def _why(value: Tensor, reference: Tensor, difference: float, all_images: bool) -> str:
+    if not (value.isfinite() == reference.isfinite()).all():
+        return (
+            f"the model's output overflows {reference.dtype} on the example, and not always at the same places: it "
+            "cannot be compared there. Pass a real image as the example, prepared as the model expects it."
+        )
+    what = "the graph differs from the model" if all_images else "an image alone and in a batch differ"
+    return f"{what} by {difference:.1e} (relative): the model is not a deterministic function of each image alone"
+
+
+def gap(value: Tensor, reference: Tensor) -> float:
+    """The largest difference, relative to the largest value; where neither is finite there is nothing to compare."""
+    if value.shape != reference.shape:
+        return float("inf")
     if reference.numel() == 0 or not reference.is_floating_point():
         return 0.0 if torch.equal(value, reference) else float("inf")
-    scale = reference.abs().amax().clamp(min=1e-6)
-    close = torch.where(value.isnan() & reference.isnan(), 0.0, (value - reference).abs() / scale)
-    return float(close.amax())
+    value, reference = value.reshape(-1), reference.reshape(-1)
+    seen = value.isfinite() | reference.isfinite()
+    value, reference = value[seen], reference[seen]
+    if len(value) == 0:
+        return 0.0
+    scale = reference.where(reference.isfinite(), 0.0).abs().amax().clamp(min=1e-6)
+    return float(((value - reference) / scale).abs().amax())
 
 
 def tolerance(dtype: torch.dtype) -> float:

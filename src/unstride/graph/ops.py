@@ -1,7 +1,7 @@
 """What an op of a graph is: its name, its arguments, whether it works element by element."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -46,13 +46,14 @@ def is_getitem(node: Node) -> bool:
     return node.target is operator.getitem
 
 
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes, and everything they are computed from."""
+def ancestors(nodes: Iterable[Node], until: Container[Node] = ()) -> set[Node]:
+    """The nodes, and everything they are computed from; what the nodes of `until` are computed from is not followed."""
     seen: set[Node] = set()
     stack = list(nodes)
     while stack:
         n = stack.pop()
         if n not in seen:
             seen.add(n)
-            stack += n.all_input_nodes
+            if n not in until:
+                stack += n.all_input_nodes
     return seen

@@ -29,7 +29,11 @@ def write_artefact(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
         raise ValueError('meta must have a "kind"')
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"version": VERSION, "sha256": digest(kept), "meta": dict(meta)}
-    data = save(kept, metadata={_HEADER: json.dumps(header)})
+    return write_file(path, save(kept, metadata={_HEADER: json.dumps(header)}))
+
+
+def write_file(path: Path, data: bytes) -> Path:
+    """A file that is there whole or not at all, whenever the machine stops; an ArtefactError where it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)

@@ -7,8 +7,10 @@ write_whole(Path("report.html"), page.encode())
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from unstride.errors import OptionError
 from unstride.jobs import locks
@@ -56,16 +58,23 @@ def _probe(folder: Path, path: Path, name: str) -> None:
 
 def write_whole(path: Path, data: bytes) -> None:
     """A crash at any time leaves the old file or the new one, never a part of one; an OSError where it cannot be."""
+    with whole_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """`write_whole` for what is too long to be held at once: the file is there when the block ends without an error."""
     path = Path(os.path.realpath(path))  # what a link stands for, not the link
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file, locks.held(file):
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)

@@ -18,7 +18,7 @@ from unstride.errors import ArtefactError, DataError, InputError
 from unstride.geometry.states import State
 from unstride.graph.capture import check_images
 from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.procedure.aggregate import entropy
+from unstride.procedure.aggregate import entropy, two_class
 from unstride.procedure.align import Offset, align, align_covered
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search
@@ -129,6 +129,15 @@ def aligned(plan: Plan, requests: Sequence[Request], values: Tensor, options: Op
         for row, m in zip(where, move(maps[where], offset), strict=True):
             out[row] = m
     return out
+
+
+def finish(plan: Plan, maps: Tensor) -> Tensor:
+    """Aggregated maps -> logits (N, K) through the network's own head, with gradients."""
+    target = plan.targets[0]
+    like = torch.empty((len(maps), *plan.found.trace.shapes[target.tap][1:]), dtype=plan.graph.dtype, device="meta")
+    values = plan.unmap(maps, like, target)
+    logits = values if target.head is None else target.head(len(maps), (), [values])[0]
+    return two_class(logits.float())
 
 
 def compact(maps: Tensor) -> Tensor:

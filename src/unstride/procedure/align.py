@@ -5,8 +5,11 @@ Resizing a map to image resolution (nearest), moving it by Delta and averaging b
 """
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,41 +19,48 @@ from unstride.geometry.grids import Grid
 
 @dataclass(frozen=True)
 class Offset:
-    """Delta / T of a state per axis, split into whole cells and the fraction of a cell."""
+    """Delta / T of a state per axis, split into whole cells (below 0: the map lies before) and the rest of a cell."""
 
-    cells: tuple[int, int]
-    fraction: tuple[float, float]
+    cells: tuple[int, ...]
+    fraction: tuple[float, ...]
 
     @classmethod
-    def of(cls, displacement: tuple[float, float], spacing: tuple[float, float]) -> "Offset":
+    def of(cls, displacement: Sequence[float], spacing: Sequence[float]) -> "Offset":
         cells, fraction = [], []
         for d, t in zip(displacement, spacing, strict=True):
             ratio = d / t if t else 0.0
             k = math.floor(ratio + 1e-6)
             cells.append(k)
             fraction.append(max(0.0, ratio - k) if abs(ratio - k) > 1e-6 else 0.0)
-        return cls((cells[0], cells[1]), (fraction[0], fraction[1]))
+        return cls(tuple(cells), tuple(fraction))
 
     @property
     def still(self) -> bool:
-        return self.cells == (0, 0) and self.fraction == (0.0, 0.0)
+        return not any(self.cells) and not any(self.fraction)
 
-    def taps(self) -> list[tuple[int, int, float]]:
-        """(rows, columns, weight) of the up to four cells that a moved map is made of."""
-        out = []
-        for dy, wy in ((0, 1 - self.fraction[0]), (1, self.fraction[0])):
-            for dx, wx in ((0, 1 - self.fraction[1]), (1, self.fraction[1])):
-                if wy * wx > 0:
-                    out.append((self.cells[0] + dy, self.cells[1] + dx, wy * wx))
-        return out
+    def taps(self) -> list[tuple[tuple[int, ...], float]]:
+        """(cells per axis, weight) of the up to 2 per axis that a moved map is made of."""
+        per_axis = [
+            [(k, 1 - part), (k + 1, part)] if part else [(k, 1.0)]
+            for k, part in zip(self.cells, self.fraction, strict=True)
+        ]
+        return [
+            (tuple(k for k, _ in chosen), math.prod(w for _, w in chosen)) for chosen in itertools.product(*per_axis)
+        ]
+
+
+def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[Any, Any]:
+    """Where maps (..., *size) lie on each other when one is moved by whole cells: indices of (place, source)."""
+    place = [slice(max(k, 0), max(0, n + min(k, 0))) for k, n in zip(cells, size, strict=True)]
+    source = [slice(max(-k, 0), max(0, n - max(k, 0))) for k, n in zip(cells, size, strict=True)]
+    return (..., *place), (..., *source)
 
 
 def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
     """total += Align(f) for maps (..., H, W), in place; what has no source adds nothing."""
-    h, w = f.shape[-2:]
-    for y, x, weight in offset.taps():
-        if y < h and x < w:
-            total[..., y:, x:].add_(f[..., : h - y, : w - x], alpha=weight)
+    for cells, weight in offset.taps():
+        place, source = overlap(f.shape[-len(cells) :], cells)
+        total[place].add_(f[source], alpha=weight)
 
 
 def align(f: Tensor, offset: Offset) -> Tensor:
@@ -62,13 +72,13 @@ def align(f: Tensor, offset: Offset) -> Tensor:
     return out
 
 
-def coverage(size: tuple[int, int], offset: Offset, like: Tensor) -> Tensor:
+def coverage(size: Sequence[int], offset: Offset, like: Tensor) -> Tensor:
     """How much of each cell (1, H, W) of the aligned map comes from inside the state's own map, from 0 to 1."""
-    make = _small_coverage if size[0] * size[1] <= 4096 else _coverage
-    return make(size, offset, like.dtype, like.device)
+    make = _small_coverage if math.prod(size) <= 4096 else _coverage
+    return make(tuple(size), offset, like.dtype, like.device)
 
 
-def _coverage(size: tuple[int, int], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _coverage(size: tuple[int, ...], offset: Offset, dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # what is kept must be usable in a fit, too
         out = torch.zeros((1, *size), dtype=dtype, device=device)
         add_aligned(out, torch.ones_like(out), offset)
@@ -82,32 +92,35 @@ def align_covered(f: Tensor, offset: Offset) -> Tensor:
     """Align maps and divide by their coverage: at the border the nearest cell goes on."""
     if offset.still:
         return f
-    part = coverage((f.shape[-2], f.shape[-1]), offset, f)
+    part = coverage(f.shape[-len(offset.cells) :], offset, f)
     return align(f, offset).div_(part.clamp(min=1e-12))
 
 
 def to_map(value: Tensor, grid: Grid) -> Tensor:
     """A value on a grid -> (B, C, H, W), whatever its own layout (channels last, tokens)."""
+    axes = len(grid.size)
     if grid.tokens:
-        d = grid.dims[0]
-        assert d is not None
-        value = value.unflatten(d, grid.size)
-        dims = (d, d + 1)
-    else:
-        dims = tuple(range(value.ndim))[-2:] if None in grid.dims else grid.dims  # type: ignore[assignment]
-    value = value.movedim(dims, (-2, -1))
-    return value.flatten(1, -3) if value.ndim != 4 else value
+        value = value.unflatten(grid.dim, grid.size)
+    value = value.movedim(_dims(value.ndim, grid), tuple(range(-axes, 0)))
+    return value.flatten(1, -axes - 1) if value.ndim != 2 + axes else value
 
 
 def from_map(maps: Tensor, like: Tensor, grid: Grid) -> Tensor:
     """The inverse of `to_map`: (B, C, H, W) -> the layout of `like` (its batch may differ)."""
+    axes = len(grid.size)
+    shape = list(like.shape)
     if grid.tokens:
-        d = grid.dims[0]
-        assert d is not None
-        inner = [s for i, s in enumerate(like.shape) if i not in (0, d)]
-        value = maps.reshape(maps.shape[0], *inner, *grid.size).movedim((-2, -1), (d, d + 1))
-        return value.flatten(d, d + 1)
-    dims = (like.ndim - 2, like.ndim - 1) if None in grid.dims else grid.dims
-    inner = [s for i, s in enumerate(like.shape) if i != 0 and i not in dims]
-    size = [like.shape[d] for d in dims]  # type: ignore[index]
-    return maps.reshape(maps.shape[0], *inner, *size).movedim((-2, -1), dims)  # type: ignore[arg-type]
+        shape[grid.dim : grid.dim + 1] = grid.size
+    dims = _dims(len(shape), grid)
+    inner = [s for i, s in enumerate(shape) if i != 0 and i not in dims]
+    value = maps.reshape(maps.shape[0], *inner, *(shape[d] for d in dims)).movedim(tuple(range(-axes, 0)), dims)
+    return value.flatten(grid.dim, grid.dim + axes - 1) if grid.tokens else value
+
+
+def _dims(ndim: int, grid: Grid) -> tuple[int, ...]:
+    """Where the axes of a value lie; a grid with an axis of a single cell is a map as torch has them."""
+    axes = len(grid.size)
+    if grid.tokens:
+        return tuple(range(grid.dim, grid.dim + axes))
+    there = tuple(d for d in grid.dims if d is not None)
+    return there if len(there) == axes else tuple(range(ndim)[-axes:])

@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import two_class
+from unstride.procedure.aggregate import agreement, top_class, two_class
+from unstride.procedure.align import overlap
 from unstride.procedure.search import Expansion
 from unstride.procedure.tasks import Plan
+from unstride.views.policies import IDENTITY, View
 
 
 @dataclass(frozen=True, eq=False)
 class Visited:
-    """One state of one image: its criterion when the search ended, its weight in the aggregate, its own logits."""
+    """One look at an image: the state (its criterion when the search ended) and view, its weight, its own logits."""
 
     state: State
     criterion: float
     weight: float
     logits: Tensor
+    view: View = IDENTITY
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,43 +69,47 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
+        count = max(2, len(self.logits))  # one logit is that of the second of two classes
+        top = int(top_class(self.logits, 0)) if self.logits.ndim == 1 else None
+        answer = f"{count} classes" if top is None else f"class {top} of {count}" if top >= 0 else "not finite"
         return (
-            f"Prediction({len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
+            f"Prediction({answer}, {len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
             f"spread {float(self.spread.mean()):.3f}, stopped: {self.stopped})"
         )
 
 
-def moved(plan: Plan, state: State, size: tuple[int, int]) -> tuple[int, int]:
+def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
     """How far a state's own output (H, W) lies beyond the plain one, in its pixels (rows, columns)."""
     offset, grid = plan.offset(state, plan.targets[0]), plan.targets[0].grid
     if offset is None or grid is None:
-        return 0, 0
+        return (0,) * len(size)
     shift = [
-        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * size[a] / plan.graph.size[a]) for a in (0, 1)
+        round((offset.cells[a] + offset.fraction[a]) * grid.spacing[a] * n / plan.graph.size[a])
+        for a, n in enumerate(size)
     ]
-    return min(shift[0], size[0] - 1), min(shift[1], size[1] - 1)
+    return tuple(max(1 - n, min(k, n - 1)) for k, n in zip(shift, size, strict=True))
 
 
-def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[tuple[int, int]]) -> tuple[float, Tensor]:
+def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequence[int]]) -> tuple[float, Tensor]:
     """Agreement with the final logits (K, ...), and the spread (...), of states whose maps lie beyond it by `shifts`.
 
     A pixel that a state does not cover is decided by the others.
     """
-    best = two_class(final[None])[0].argmax(0)
+    best = top_class(final, 0)
     first = two_class(own[0][None].float())[0]
     total, within, count = torch.zeros_like(first), torch.zeros_like(first[0]), torch.zeros_like(first[0])
-    same = pixels = 0
-    for logits, (y, x) in zip(own, shifts, strict=True):
+    same, pixels = 0.0, 0
+    for logits, shift in zip(own, shifts, strict=True):
         p = two_class(logits[None].float())[0].softmax(0)
         here: Any = ...
-        if p.ndim == 3:
-            here, (h, w) = (..., slice(y, None), slice(x, None)), p.shape[1:]
-            p = p[:, : h - y, : w - x]
+        if p.ndim > 1:
+            here, source = overlap(p.shape[1:], shift)
+            p = p[source]
         total[here] += p
         within[here] += _entropy(p)
         count[here] += 1
-        equal = p.argmax(0) == best[here]
-        same, pixels = same + int(equal.sum()), pixels + equal.numel()
+        equal = agreement(top_class(p, 0), best[here])
+        same, pixels = same + float(equal.sum(dtype=torch.float64)), pixels + equal.numel()
     return same / pixels, (_entropy(total / count) - within / count).clamp(min=0)
 
 
@@ -110,8 +117,15 @@ def _entropy(p: Tensor) -> Tensor:
     return -(p * p.clamp(min=1e-12).log()).sum(0)
 
 
-def cropped(leaf: Any, crop: tuple[float, float] | None) -> Any:
+def cropped(leaf: Any, crop: Sequence[float] | None) -> Any:
     """Cut the part of a map (.., H, W) that belongs to the image off the padding."""
-    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < 2:
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < len(crop):
         return leaf
-    return leaf[..., : round(leaf.shape[-2] * crop[0]), : round(leaf.shape[-1] * crop[1])]
+    size = leaf.shape[-len(crop) :]
+    kept: Any = (..., *(slice(round(n * share)) for n, share in zip(size, crop, strict=True)))
+    return leaf[kept]
+
+
+def cropped_output(leaf: Any, crop: Sequence[float] | None) -> Any:
+    """The same for an output of a batch: maps (B, H, W), (B, K, H, W); scores (B, K) have no place on the image."""
+    return cropped(leaf, crop) if isinstance(leaf, Tensor) and leaf.ndim > 2 else leaf

@@ -11,7 +11,17 @@ from unstride.engine.engine import Request
 from unstride.engine.store import Key
 from unstride.errors import OptionError
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import Accumulator, Attended, Maximum, WeightedMean, entropy, two_class
+from unstride.procedure.aggregate import (
+    LEAST,
+    Accumulator,
+    Attended,
+    Maximum,
+    WeightedMean,
+    agreement,
+    entropy,
+    top_class,
+    two_class,
+)
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search, random_score
 from unstride.procedure.stitch import Stitched
@@ -119,7 +129,7 @@ def _accumulator(plan: Plan, target: Target, options: Options, count: int) -> Ac
                 "stitched map is finer; use align=True, or a model that returns the logits alone"
             )
         out = plan.found.trace.shapes[target.leaf]
-        return Stitched(target, (out[2], out[3]), count)
+        return Stitched(target, tuple(out[2:]), count)
     if options.aggregate == "attention" and target is plan.targets[0]:
         assert options.attention is not None
         return Attended(options.attention, count, options.border)
@@ -144,10 +154,11 @@ class _Step:
         logits = lead.finish(values[0]) if need_logits else None
         per_pixel = plan.task == "segmentation"
         confidence = entropy(values[0]).flatten(1).mean(1) if per_pixel else entropy(logits)  # type: ignore[arg-type]
-        sure = (1.0 - confidence).clamp(min=1e-6) if options.aggregate == "entropy" else torch.ones_like(confidence)
+        sure = (1.0 - confidence).clamp(min=LEAST) if options.aggregate == "entropy" else torch.ones_like(confidence)
         overall = confidence.tolist()
         maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
-        tops = two_class(values[0] if per_pixel else logits).argmax(1)  # type: ignore[arg-type]
+        told = options.stop is not None or self.explain
+        tops = top_class(values[0] if per_pixel else logits) if told else None  # type: ignore[arg-type]
         for state, images, rows in _together(requests):
             weights = sure[rows]
             for k, (target, sums) in enumerate(zip(plan.targets, self.sums, strict=True)):
@@ -162,7 +173,7 @@ class _Step:
             for row, image, weight in zip(each, self.runs[images], weights.tolist(), strict=True):
                 image.weights.append(weight)
                 image.scores.append(self._score(state, overall[row]))
-                if options.stop is not None or self.explain:
+                if tops is not None:
                     image.tops.append(tops[row])
                 if self.explain and logits is not None:
                     image.logits.append(logits[row])
@@ -178,7 +189,7 @@ class _Step:
     def _score(self, state: State, own: float) -> float:
         match self.options.criterion:
             case "displacement":
-                return sum(self.plan.found.space.displacement(state))
+                return sum(map(abs, self.plan.found.space.displacement(state)))
             case "random":
                 return random_score(state, self.options.seed)
             case _:
@@ -191,7 +202,7 @@ class _Step:
         p = logits.softmax(1)
         top2 = p.topk(2, 1).values.flatten(2).mean(2) if p.ndim > 2 else p.topk(2, 1).values
         h = entropy(logits).flatten(1).mean(1) if p.ndim > 2 else entropy(logits)
-        classes = logits.argmax(1)
+        classes = top_class(logits)
         for row, i in enumerate(touched):
             image = self.runs[i]
             own = torch.stack(image.tops)
@@ -201,7 +212,7 @@ class _Step:
                 top=float(top2[row, 0]),
                 margin=float(top2[row, 0] - top2[row, 1]),
                 entropy=float(h[row]),
-                agreement=float((own == final).float().mean()),
+                agreement=float(agreement(own, final).mean()),
             )
             image.stopped = self.options.stop.reason(now) or ""
 

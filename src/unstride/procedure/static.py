@@ -1,6 +1,7 @@
 """A chosen set of states as one module of constant shape: no search, no Python objects, so that it can be exported."""
 
 import copy
+import math
 from collections import ChainMap
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from unstride.engine.movers import MovedAvgPool, Mover
-from unstride.engine.segments import Builder, Cutter, ancestors_until
+from unstride.engine.movers import AVG_POOL, MovedAvgPool, Mover
+from unstride.engine.segments import Builder, Cutter
 from unstride.errors import OptionError
 from unstride.geometry.grids import border_index
 from unstride.geometry.states import Selection, State
-from unstride.procedure.aggregate import Attention, entropy
-from unstride.procedure.align import Offset
+from unstride.graph.ops import ancestors
+from unstride.procedure.aggregate import Attention, sure_weight
+from unstride.procedure.align import Offset, overlap
 from unstride.procedure.options import Options
 from unstride.procedure.tasks import Plan
 
@@ -28,22 +30,21 @@ class StaticMove(nn.Module):
 
     def __init__(self, mover: Mover, state: State) -> None:
         super().__init__()
-        self.start = (mover.start(state, 0), mover.start(state, 1))
+        self.start = mover.start(state)
         self.fill, self.mode, self.reach, self.dims = mover.fill, mover.mode, mover.reach, mover.dims
         self.tokens = mover.shift.grid if mover.shift.grid.tokens and mover.windows is None else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tokens is None:
             return self._move(x, self.dims)
-        d, grid = self.dims[0], self.tokens
-        assert d is not None
+        d, grid = self.tokens.dim, self.tokens
+        last = d + len(grid.size) - 1
         body = x.narrow(d, grid.prefix, x.shape[d] - grid.prefix).unflatten(d, grid.size)
-        body = self._move(body, (d, d + 1)).flatten(d, d + 1)
+        body = self._move(body, range(d, last + 1)).flatten(d, last)
         return torch.cat([x.narrow(d, 0, grid.prefix), body], d) if grid.prefix else body
 
-    def _move(self, x: Tensor, dims: tuple[int | None, int | None]) -> Tensor:
-        for a in (0, 1):
-            d = dims[a]
+    def _move(self, x: Tensor, dims: Sequence[int | None]) -> Tensor:
+        for a, d in enumerate(dims):
             if d is None:
                 continue
             extent = int(x.shape[d])
@@ -64,18 +65,14 @@ class StaticAvgPool(nn.Module):
 
     def __init__(self, pool: MovedAvgPool, state: State) -> None:
         super().__init__()
-        self.size, self.stride, self.area = pool.size, pool.stride, pool.size[0] * pool.size[1]
-        self.scale = pool.scale * self.area
-        divide = None
-        if pool.counts is not None:
-            layer = next(iter({**pool.shift.steps[0], **pool.shift.steps[1]}))
-            s, rate = state.selections[layer - 1], pool.shift.site.rate  # type: ignore[union-attr]
-            divide = pool.counts[0][s[0] % rate[0]][:, None] * pool.counts[1][s[1] % rate[1]][None, :]
+        self.size, self.stride, self.area, self.scale = pool.size, pool.stride, math.prod(pool.size), pool.scale
+        divide = pool.counted(state) if pool.counts is not None else None
         self.divide: Tensor | None
         self.register_buffer("divide", divide, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = F.avg_pool2d(x, self.size, self.stride)  # not divisor_override: ONNX has none, and exports ignore it
+        # not by divisor_override: ONNX has none, and exports ignore it
+        mean = AVG_POOL[len(self.size)](x, self.size, self.stride)
         return mean * self.scale if self.divide is None else mean * (self.area / self.divide.to(x))
 
 
@@ -111,15 +108,15 @@ class StaticAggregate(nn.Module):
         moved = self._moved(m, offset)
         weight = torch.ones((), device=m.device)
         if self.kind == "entropy" and self.per_pixel:
-            weight = (1.0 - entropy(moved)).unsqueeze(1)
+            weight = sure_weight(moved).unsqueeze(1)
         elif self.kind == "entropy":
-            weight = (1.0 - entropy(logits)).clamp(min=1e-6).view(-1, *[1] * (m.ndim - 1))
-        if self.covered and offset is not None and m.ndim == 4:
+            weight = sure_weight(logits).view(-1, *[1] * (m.ndim - 1))
+        if self.covered and offset is not None and m.ndim > 2:
             weight = weight * _cover(m, offset)
         return moved * weight, weight
 
     def _moved(self, m: Tensor, offset: Offset | None) -> Tensor:
-        if offset is None or m.ndim != 4:
+        if offset is None or m.ndim < 3:
             return m
         moved = _align(m, offset)
         if not self.covered:
@@ -131,14 +128,15 @@ class StaticAggregate(nn.Module):
 
 def _align(m: Tensor, offset: Offset | None) -> Tensor:
     """Align (B, C, H, W) with zeros where there is no source, by pads and sums alone."""
-    if offset is None or m.ndim != 4:
+    if offset is None or m.ndim < 3:
         return m
-    h, w = int(m.shape[2]), int(m.shape[3])
+    size = [int(n) for n in m.shape[2:]]
     out: Tensor | None = None
-    for y, x, weight in offset.taps():
-        if y < h and x < w:
-            part = m[:, :, : h - y, : w - x] * weight
-            part = F.pad(part, [x, 0, y, 0]) if x or y else part
+    for cells, weight in offset.taps():
+        if all(abs(k) < n for k, n in zip(cells, size, strict=True)):
+            part = m[overlap(size, cells)[1]] * weight
+            sides = [side for k in reversed(cells) for side in (max(k, 0), max(-k, 0))]
+            part = F.pad(part, sides) if any(sides) else part
             out = part if out is None else out + part
     return torch.zeros_like(m) if out is None else out
 
@@ -171,10 +169,36 @@ class _Unrolled(Builder):
         return self.out.call_module(name, args)
 
     def unroll(self) -> GraphModule:
+        """All states aggregated: the leaves of the network's output."""
+        plan = self.plan
+        ends, spared = self._ends()
+        logits = self._heads(ends) if plan.task == "classification" else []
+        leaves: list[Any] = list(plan.graph.leaves)
+        final: dict[Node, Any] = {n: ends[0][n] for n in spared}
+        for k, target in enumerate(plan.targets):
+            merge = StaticAggregate(plan, k, self.all, self.options)
+            merged = self._module(merge, ([e[target.tap] for e in ends], logits))
+            final[target.leaf] = self._after(target.tap, target.leaf, merged)
+            if k == 0:
+                for leaf, _ in plan.also:
+                    final[leaf] = self._after(target.tap, leaf, merged)
+        self.env = ChainMap()  # type: ignore[assignment]
+        beside = {x: self._value(x) for x in leaves if isinstance(x, Node) and x not in final}
+        self.out.output(tuple({**final, **beside}[x] if isinstance(x, Node) else x for x in leaves))
+        return GraphModule(self.c.root, self.out, "Fixed")
+
+    def unroll_each(self) -> GraphModule:
+        """The main output of each state by itself."""
+        target = self.plan.targets[0]
+        self.out.output(tuple(self._after(target.tap, target.leaf, e[target.tap]) for e in self._ends()[0]))
+        return GraphModule(self.c.root, self.out, "EachState")
+
+    def _ends(self) -> tuple[list[ChainMap[Node, Any]], list[Node]]:
+        """What each state has computed up to the taps, shared prefixes once; and the outputs that only plain has."""
         plan, found = self.plan, self.plan.found
         taps = list(dict.fromkeys(t.tap for t in plan.targets))
         spared = [leaf for leaf in plan.engine.plain if leaf not in taps]
-        needed, plain = ancestors_until(taps, set()), ancestors_until([*taps, *spared], set())
+        needed, plain = ancestors(taps), ancestors([*taps, *spared])
         depth = plan.engine.depth
         for level in range(depth + 1):
             own = [n for n in plan.graph.fx.nodes if n.op == "call_function" and self.c.kind[n] == "data"]
@@ -182,25 +206,11 @@ class _Unrolled(Builder):
             for prefix in dict.fromkeys(s.selections[:level] for s in self.all):
                 zero = not any(map(any, prefix))
                 self.env = self.envs[prefix] = self.envs[prefix[:-1]].new_child() if level else self.envs[()]  # type: ignore[assignment]
-                self.state = State(prefix + ((0, 0),) * (depth - level))
+                self.state = State(prefix + plan.found.space.zero.selections[level:])
                 for n in own:
                     if zero or n in needed:
                         self.env[n] = self._copy(n, {} if zero else self.c.moves(n))
-        ends = [self.envs[s.selections] for s in self.all]
-        logits = self._heads(ends) if plan.task == "classification" else []
-        aggregates: dict[Node, Node] = {}
-        leaves: list[Any] = list(plan.graph.leaves)
-        final: dict[Node, Any] = {n: ends[0][n] for n in spared}
-        for k, target in enumerate(plan.targets):
-            merge = StaticAggregate(plan, k, self.all, self.options)
-            merged = self._module(merge, ([e[target.tap] for e in ends], logits))
-            aggregates[target.tap] = merged
-            final[target.leaf] = self._after(target.tap, target.leaf, merged)
-            if k == 0:
-                for leaf, _ in plan.also:
-                    final[leaf] = self._after(target.tap, leaf, merged)
-        self.out.output(tuple(final.get(x, x) if isinstance(x, Node) else x for x in leaves))
-        return GraphModule(self.c.root, self.out, "Fixed")
+        return [self.envs[s.selections] for s in self.all], spared
 
     def _heads(self, ends: Sequence[ChainMap[Node, Any]]) -> list[Node]:
         """Each state's own logits, where the weights need them."""
@@ -212,7 +222,7 @@ class _Unrolled(Builder):
     def _after(self, tap: Node, leaf: Node, value: Node) -> Node:
         """The network's own head on a value of the tap."""
         self.env = ChainMap({tap: value})  # type: ignore[assignment]
-        inside = ancestors_until([leaf], {tap})
+        inside = ancestors([leaf], until={tap})
         for n in self.plan.graph.fx.nodes:
             if n in inside and n is not tap and n.op == "call_function" and self.c.kind[n] == "data":
                 self.env[n] = self._copy(n, {})
@@ -247,3 +257,16 @@ class Fixed(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.states)} states"
+
+
+class EachState(nn.Module):
+    """A network in several states, each by itself: (B, C, H, W) -> the main output of each, of constant shape."""
+
+    def __init__(self, plan: Plan, states: Sequence[State], options: Options) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.body = _Unrolled(Cutter(plan.graph, plan.found), plan, tuple(states), options).unroll_each()
+        self.requires_grad_(False).eval()
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.body(images))

@@ -9,18 +9,22 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.engine.engine import UNBOUNDED, Engine
-from unstride.engine.segments import Segment, ancestors_until, as_it_is
+from unstride.engine.segments import Segment, as_it_is
 from unstride.errors import CaptureError, OptionError
-from unstride.geometry.grids import Grid
+from unstride.geometry.grids import Grid, by
 from unstride.geometry.layers import Subsampling, feature_node
 from unstride.geometry.states import State
-from unstride.graph.capture import Graph
-from unstride.graph.ops import op_name
+from unstride.graph.capture import SHAPES, Graph
+from unstride.graph.ops import ancestors, op_name
 from unstride.procedure.align import Offset, from_map, to_map
 
 TASKS = ("classification", "segmentation")
 SPACES = ("features", "logits")
-_RESIZE = ("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_nearest_exact2d")
+_RESIZE = (
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
+    *("upsample_trilinear3d", "upsample_bicubic2d"),
+    *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +57,32 @@ class Plan:
     also: tuple[tuple[Node, Segment], ...]  # other outputs that follow from the first target's tap
     plain_macs: int
 
+    @property
+    def reads(self) -> str:
+        """What the output is taken for: nothing in a network says whether its numbers are scores of classes."""
+        _, count, *size = self.found.trace.shapes[self.targets[0].leaf]
+        classes = f"the scores of {count} classes" if count > 1 else "one score: the second of two classes, by sigmoid"
+        shape = ", ".join(map(str, ("B", count, *size)))
+        return f"output ({shape}) read as {classes}{' at every pixel' if size else ''}"
+
+    @property
+    def channels(self) -> int:
+        """Of the map that is aggregated, in whatever layout."""
+        target = self.targets[0]
+        shape = (1, *self.found.trace.shapes[target.tap][1:])
+        return self.maps(torch.empty(shape, device="meta"), target).shape[1]
+
     def offset(self, state: State, target: Target) -> Offset | None:
         """Delta / T of a state at a target; None where there is no grid to move."""
         if target.grid is None:
             return None
         paths = self.found.paths[target.tap]
-        moved = [0.0, 0.0]
-        for a in (0, 1):
-            for layer in paths[a]:
-                moved[a] += state.selections[layer - 1][a] * self.found.strides[layer - 1][a]
-        return Offset.of((moved[0], moved[1]), target.grid.spacing)
+        strides = self.found.strides
+        moved = [
+            sum(state.selections[layer - 1][a] * strides[layer - 1][a] for layer in sorted(path))
+            for a, path in enumerate(paths)
+        ]
+        return Offset.of(moved, target.grid.spacing)
 
     def maps(self, values: Tensor, target: Target) -> Tensor:
         """Values of a tap -> (B, C, H, W), or (B, K) where there is no grid."""
@@ -83,7 +103,7 @@ def make_plan(
 ) -> Plan:
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     found.require_layers()
-    leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
+    leaves = [leaf for leaf in graph.leaf_nodes if leaf in graph.from_image]
     if task == "classification":
         main = _classification_leaf(graph, found, leaves)
         tap, grid = _feature(graph, found, main)
@@ -105,7 +125,7 @@ def make_plan(
     given = {leaf for leaf, _, _ in pairs}
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
     first = pairs[0][1]
-    after = [leaf for leaf in others if graph.image not in ancestors_until([leaf], {first}) and leaf is not first]
+    after = [leaf for leaf in others if graph.image not in ancestors([leaf], until={first}) and leaf is not first]
     bound = UNBOUNDED if max_bytes is None else max_bytes
     engine = Engine(graph, found, taps, [leaf for leaf in others if leaf not in after], bound, run_segment)
 
@@ -127,7 +147,8 @@ def _classification_leaf(graph: Graph, found: Subsampling, leaves: Sequence[Node
         if len(shapes[leaf]) == 2:
             return leaf
     got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
-    hint = " For logit maps pass task='segmentation'." if any(len(shapes[leaf]) == 4 for leaf in leaves) else ""
+    maps = any(len(shapes[leaf]) == 2 + len(graph.size) for leaf in leaves)
+    hint = " For logit maps pass task='segmentation'." if maps else ""
     raise CaptureError(f"classification needs an output (B, K); this model returns {got}.{hint}")
 
 
@@ -137,7 +158,7 @@ def _feature(graph: Graph, found: Subsampling, leaf: Node) -> tuple[Node | None,
     if node is None or grid is None or grid.prefix or node is graph.image or None in grid.dims:
         return None, None
     layers = set(range(1, len(found.layers) + 1))
-    if not layers <= (found.paths[node][0] | found.paths[node][1]):
+    if not layers <= frozenset().union(*found.paths[node]):
         return None, None
     return node, grid
 
@@ -146,22 +167,21 @@ def _segmentation_pairs(
     graph: Graph, found: Subsampling, leaves: Sequence[Node]
 ) -> list[tuple[Node, Node, Grid | None]]:
     """Every logit map among the outputs, with the map before its final upsampling."""
-    shapes = found.trace.shapes
+    shapes, dims = found.trace.shapes, tuple(range(2, 2 + len(graph.size)))
     pairs: list[tuple[Node, Node, Grid | None]] = []
     for leaf in dict.fromkeys(leaves):
-        if len(shapes[leaf]) != 4:
+        if len(shapes[leaf]) != len(dims) + 2:
             continue
         tap = leaf
         while tap.op == "call_function" and op_name(tap) in _RESIZE and _grows(shapes, tap):
             tap = tap.args[0]  # type: ignore[assignment]
         grid = found.grid(tap)
-        if grid is None or grid.tokens or set(grid.dims) != {2, 3}:
+        if grid is None or grid.dims != dims:
             if pairs:
                 continue  # an auxiliary map without a grid stays as the plain network gives it
             if min(shapes[tap][2:]) == 1:
-                h, w = graph.size
                 raise CaptureError(
-                    f"the logit map is {shapes[tap][2]}x{shapes[tap][3]} before its upsampling at images of {h}x{w}: a "
+                    f"the logit map is {by(shapes[tap][2:])} before its upsampling at images of {by(graph.size)}: a "
                     "single row or column of cells has no place on the image. Use larger images, or pad them."
                 )
             lost = f" ({'; '.join(found.unknown[:3])})" if found.unknown else ""
@@ -175,10 +195,11 @@ def _segmentation_pairs(
         pairs.append((leaf, tap, grid))
     if not pairs:
         got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
-        raise CaptureError(f"segmentation needs an output (B, K, H, W); this model returns {got}")
+        wanted = SHAPES[len(dims)].replace("C", "K")
+        raise CaptureError(f"segmentation needs an output {wanted}; this model returns {got}")
     return pairs
 
 
 def _grows(shapes: dict[Node, Any], n: Node) -> bool:
     before, after = shapes[n.args[0]], shapes[n]  # type: ignore[index]
-    return after[2] >= before[2] and after[3] >= before[3]
+    return all(a >= b for a, b in zip(after[2:], before[2:], strict=True))

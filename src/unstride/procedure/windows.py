@@ -1,5 +1,7 @@
 """Large images: the model on overlapping windows, blended by how far inside its window each pixel lies."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
-from unstride.graph.capture import check_images
+from unstride.graph.capture import SHAPES, check_images
 
 
 class SlidingWindow(nn.Module):
@@ -16,46 +18,53 @@ class SlidingWindow(nn.Module):
 
     Maps (B, K, h, w) among the outputs are blended, smaller ones after upsampling to the window; a weight falls
     linearly towards the border, and the sum is divided by the weights. An image that fits one window is the model's.
+    A window has a length for each axis: three for volumes, one for signals.
     """
 
-    def __init__(self, model: nn.Module, window: tuple[int, int], overlap: float = 0.5) -> None:
+    def __init__(self, model: nn.Module, window: Sequence[int], overlap: float = 0.5) -> None:
         super().__init__()
-        if len(window) != 2 or min(window) < 1:
+        if not 1 <= len(window) <= 3 or min(window) < 1:
             raise OptionError(f"window: got {window!r}, wanted (height, width) in pixels")
         if not 0 <= overlap < 1:
             raise OptionError(f"overlap: got {overlap!r}, wanted a share from 0 up to, not including, 1")
-        self.model, self.window, self.overlap = model, (int(window[0]), int(window[1])), overlap
+        self.model, self.window, self.overlap = model, tuple(int(n) for n in window), overlap
 
     def forward(self, images: Tensor) -> Any:
-        check_images(images)
-        h, w = images.shape[2:]
-        wh, ww = min(h, self.window[0]), min(w, self.window[1])
-        if (wh, ww) == (h, w):
+        check_images(images, axes=len(self.window))
+        size = images.shape[2:]
+        if len(size) != len(self.window):
+            wanted = SHAPES[len(self.window)]
+            raise InputError(f"images: got shape {tuple(images.shape)}, wanted {wanted} for this window")
+        window = tuple(map(min, size, self.window))
+        if window == size:
             return self.model(images)
-        weight = tent(wh, ww, images)
+        weight = tent(window, images)
         sums: list[Any] = []
-        total = images.new_zeros((1, 1, h, w))
-        for y in starts(h, wh, self.overlap):
-            for x in starts(w, ww, self.overlap):
-                leaves, spec = pytree.tree_flatten(self.model(images[:, :, y : y + wh, x : x + ww]))
-                maps = [isinstance(leaf, Tensor) and leaf.ndim == 4 for leaf in leaves]
-                if not any(maps):
-                    raise InputError("sliding windows need a model that returns a map (B, K, H, W)")
-                if not sums:
-                    sums = [
-                        leaf.new_zeros((*leaf.shape[:2], h, w)) if is_map else leaf
-                        for leaf, is_map in zip(leaves, maps, strict=True)
-                    ]
-                for k, leaf in enumerate(leaves):
-                    if maps[k]:
-                        full = leaf if leaf.shape[2:] == (wh, ww) else F.interpolate(leaf, (wh, ww), mode="bilinear")
-                        sums[k][:, :, y : y + wh, x : x + ww] += full * weight
-                total[:, :, y : y + wh, x : x + ww] += weight
-        out = [s / total.to(s) if isinstance(s, Tensor) and s.ndim == 4 else s for s in sums]
+        total = images.new_zeros((1, 1, *size))
+        for corner in itertools.product(*(starts(n, k, self.overlap) for n, k in zip(size, window, strict=True))):
+            here: Any = (..., *(slice(at, at + n) for at, n in zip(corner, window, strict=True)))
+            leaves, spec = pytree.tree_flatten(self.model(images[here]))
+            maps = [isinstance(leaf, Tensor) and leaf.ndim == images.ndim for leaf in leaves]
+            if not any(maps):
+                wanted = SHAPES[len(size)].replace("C", "K")
+                raise InputError(f"sliding windows need a model that returns a map {wanted}")
+            if not sums:
+                both = zip(leaves, maps, strict=True)
+                sums = [leaf.new_zeros((*leaf.shape[:2], *size)) if is_map else leaf for leaf, is_map in both]
+            for k, leaf in enumerate(leaves):
+                if maps[k]:
+                    sums[k][here] += _at_size(leaf, window) * weight
+            total[here] += weight
+        out = [s / total.to(s) if is_map else s for s, is_map in zip(sums, maps, strict=True)]
         return pytree.tree_unflatten(out, spec)
 
     def extra_repr(self) -> str:
         return f"window={self.window}, overlap={self.overlap}"
+
+
+def _at_size(leaf: Tensor, window: tuple[int, ...]) -> Tensor:
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(window)]
+    return leaf if leaf.shape[2:] == window else F.interpolate(leaf, window, mode=mode)
 
 
 def starts(extent: int, window: int, overlap: float) -> list[int]:
@@ -67,11 +76,10 @@ def starts(extent: int, window: int, overlap: float) -> list[int]:
     return [round(i * (extent - window) / (count - 1)) for i in range(count)]
 
 
-def tent(height: int, width: int, like: Tensor) -> Tensor:
+def tent(size: Sequence[int], like: Tensor) -> Tensor:
     """Weights (1, 1, H, W) from the border (small, never 0) to the middle (1)."""
-
-    def side(n: int) -> Tensor:
+    out = torch.ones((1, 1), device=like.device)
+    for n in size:
         i = torch.arange(n, dtype=torch.float32, device=like.device)
-        return torch.minimum(i + 1, n - i) / ((n + 1) // 2)
-
-    return (side(height)[:, None] * side(width)[None, :])[None, None].to(like.dtype)
+        out = out[..., None] * (torch.minimum(i + 1, n - i) / ((n + 1) // 2))
+    return out.to(like.dtype)

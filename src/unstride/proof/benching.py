@@ -13,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
@@ -22,16 +23,18 @@ from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
-from unstride.graph.capture import check_images, frozen_eval
+from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
+from unstride.proof.pacing import LEAST, paced
+from unstride.recipe import Recipe
 from unstride.tta import TTA
 from unstride.views import policies
 
 GROWTH = (1, 4, 16, 64, 256)  # states
-_LEAST = 0.2  # seconds
 _MARGIN = 8 / 7  # views are cropped out of images of 256 px where the model takes 224
 _POLICY = {"classification": "standard", "segmentation": "segmentation"}
 Call = Callable[[], Any]
+Tick = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -80,25 +83,28 @@ class Bench:
     plain_macs: int
     threads: int
     device: str
+    left_out: tuple[tuple[int, int], ...] = ()  # (batch, states) that would have taken longer than was asked for
 
     def to_json(self) -> dict[str, Any]:
         return {
             "plain_macs": self.plain_macs,
             "threads": self.threads,
             "device": self.device,
+            "left_out": [list(one) for one in self.left_out],
             "rows": [row.to_json() for row in self.rows],
             "growth": {name: [row.to_json() for row in rows] for name, rows in self.growth.items()},
         }
 
 
 def interleaved(
-    plain: Call, calls: Mapping[str, Call], repeats: int, device: torch.device | None = None
+    plain: Call, calls: Mapping[str, Call], repeats: int, device: torch.device | None = None, tick: Tick | None = None
 ) -> tuple[float, dict[str, float]]:
     """Median seconds of `plain`, and of each call as a multiple of that: the median over rounds, each by its own plain.
 
     All take turns, and `plain`, the shortest, goes before each of the others: a busy minute slows whole rounds, and the
     more often it is measured, the better its median. Short calls are repeated in a row, because a long call meets every
-    hiccup of the machine and a short one few. A first call of each, which sets things up, is not counted.
+    hiccup of the machine and a short one few. A first call of each, which sets things up, is not counted. `tick` is
+    told which call has been measured.
     """
     if repeats < 1:
         raise OptionError(f"repeats: got {repeats}, wanted at least 1")
@@ -107,7 +113,11 @@ def interleaved(
     for call in (plain, *calls.values()):
         call()
     for _ in range(repeats):
-        turns = [(_seconds(plain, device), _seconds(call, device)) for call in calls.values()]
+        turns = []
+        for name, call in calls.items():
+            turns.append((_seconds(plain, device), _seconds(call, device)))
+            if tick is not None:
+                tick(name)
         usual = median(own for own, _ in turns)
         plains.append(usual)
         for name, (_, seconds) in zip(calls, turns, strict=True):
@@ -119,7 +129,7 @@ def _seconds(call: Call, device: torch.device | None) -> float:
     """Of one call, by as many in a row as take a fifth of a second."""
     _settle(device)
     start, done, spent = time.perf_counter(), 0, 0.0
-    while spent < _LEAST:
+    while spent < LEAST:
         call()
         _settle(device)
         done, spent = done + 1, time.perf_counter() - start
@@ -157,36 +167,81 @@ def peak_bytes(call: Call, device: torch.device | None = None) -> int:
 def bench(
     model: nn.Module,
     example: Tensor,
-    budgets: Sequence[int] = (4, 10, 15, 30),
+    budgets: Sequence[int] | None = None,
     batches: Sequence[int] = (1, 8),
     *,
     task: str = "classification",
+    recipe: str | Path | Recipe | None = None,
     learned: bool = False,
     tta: bool = True,
     memory: bool = True,
     growth: bool = True,
     repeats: int = 5,
+    seconds: float | None = None,
     progress: bool = False,
+    **options: Any,
 ) -> Bench:
-    """Measure `model` on noise of the example's size. `learned`: with attention, untrained: the cost is the same."""
+    """Measure `model` on noise of the example's size. `learned`: with attention, untrained: the cost is the same.
+
+    `recipe` and `options` are those of `enhance`. A recipe with stages of looks is measured after each stage, with all
+    gates open. `seconds` bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
+    """
     check_images(example, "example")
-    for name, values in (("budgets", budgets), ("batches", batches)):
+    asked = (4, 10) if budgets is None else budgets
+    for name, values in (("budgets", asked), ("batches", batches)):
         if not values or not all(isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in values):
             raise OptionError(f"{name}: got {list(values)!r}, wanted whole numbers, at least 1")
-    options = {"criterion": "learned", "aggregate": "attention"} if learned else {}
-    better = enhance(model, example, max(budgets), task=task, **options)  # type: ignore[arg-type]
-    plain_macs = better.fitted(example[:1])[1].plain_macs
-    steps = [(b, None) for b in batches] + ([(0, kind) for kind in ("budget", "batch", "image")] if growth else [])
+    options |= {"criterion": "learned", "aggregate": "attention"} if learned else {}
+    better = enhance(model, example, task=task, recipe=recipe or "paper", **options)
+    if better.recipe.stages:
+        if budgets is not None:
+            raise OptionError(f"budgets are of a search; recipe {better.recipe.name!r} has stages of looks instead")
+        asked, growth = sorted(_variants(better)), False
+    plan = better.fitted(example[:1])[1]
+    plain = _plain(better, example[:1])
+    pace = paced(
+        {n: sorted(set(asked)) for n in batches},
+        min(_seconds(plain, example.device) for _ in range(2)),
+        seconds,
+        repeats,
+    )
     rows: list[BenchRow] = []
-    grown: dict[str, tuple[BenchRow, ...]] = {}
-    with show_progress("measuring", len(steps), progress) as advance:
-        for batch, kind in steps:
-            if kind is None:
-                rows += measure(better, _noise(example, batch), budgets, tta=tta, memory=memory, repeats=repeats)
-            else:
-                grown[kind] = _growth(better, example, kind, sorted(batches), max(1, repeats // 2))
-            advance(1, f"growth with {kind}" if kind else f"batch {batch}")
-    return Bench(tuple(rows), grown, plain_macs, torch.get_num_threads(), example.device.type)
+    with show_progress("measuring, in plain forwards", pace.total, progress) as advance:
+        for batch, kept in pace.settings.items():
+
+            def tick(name: str, batch: int = batch) -> None:
+                budget = int(name.split()[-1])
+                advance(pace.weight(batch, budget) + pace.weight(batch, 1), f"batch {batch}, {name}")
+
+            images = _noise(example, batch)
+            rows += measure(better, images, kept, tta=tta, memory=memory, repeats=pace.rounds, tick=tick)
+    grown = _all_growth(better, example, sorted(batches), max(1, repeats // 2), progress) if growth else {}
+    return Bench(tuple(rows), grown, plan.plain_macs, torch.get_num_threads(), example.device.type, pace.left_out)
+
+
+def _variants(better: Enhanced, budgets: Sequence[int] = ()) -> dict[int, Enhanced]:
+    """What is measured: a search at each budget, or the looks up to each stage, as if every gate were open."""
+    stages = better.recipe.stages
+    if not stages:
+        return {b: better.with_options(budget=b) for b in sorted(set(budgets))}
+    found: dict[int, Enhanced] = {}
+    space = better.plan.found.space
+    for n in range(1, len(stages) + 1):
+        some = tuple(replace(stage, gate=None) for stage in stages[:n])
+        looks = sum(len(stage.views) * len(stage.chosen(space)) for stage in some)
+        found[looks] = better.with_options(recipe=better.recipe.changed(stages=some))
+    return {looks: one for looks, one in found.items() if looks > 1} or found
+
+
+def _work(better: Enhanced, variants: Mapping[int, Enhanced], images: Tensor) -> dict[int, float]:
+    """Mean MACs of each, in plain forwards."""
+    if better.recipe.stages:
+        return {b: mean(one.looks(images)[1]) for b, one in variants.items()}
+    return {b: mean(macs) for b, (_, macs) in better.costs(images, list(variants)).items()}
+
+
+def _plain(better: Enhanced, images: Tensor) -> Call:
+    return lambda: better.plans.plain(images)
 
 
 def measure(
@@ -198,35 +253,26 @@ def measure(
     memory: bool = True,
     repeats: int = 5,
     beside: Mapping[str, Call] | None = None,
+    tick: Tick | None = None,
 ) -> list[BenchRow]:
     """One row per budget for these images; the plain forward, the budgets, TTA and what is `beside` take turns."""
-    device = images.device
-    budgets = sorted(set(budgets))
-
-    def plain() -> Any:
-        with frozen_eval(better.model):
-            return better.model(images)
-
+    device, plain = images.device, _plain(better, images)
+    variants = {b: one for b, one in _variants(better, budgets).items() if b in budgets}
     calls: dict[str, Call] = {f"beside {name}": call for name, call in (beside or {}).items()}
-    for b in budgets:
-        calls[f"ours {b}"] = _call(better.with_options(budget=b), images)
+    calls |= {f"ours {b}": _call(one, images) for b, one in variants.items()}
     if tta:
-        wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
-        for b in budgets:
-            augmented = _tta(better, b, (int(images.shape[2]), int(images.shape[3])))
-            if augmented is not None:
-                calls[f"tta {b}"] = _call(augmented, wide)
-    seconds, times = interleaved(plain, calls, repeats, device)
-    work = better.costs(images, budgets)
+        calls |= {f"tta {b}": call for b, call in _tta_calls(better, images, list(variants)).items()}
+    seconds, times = interleaved(plain, calls, repeats, device, tick)
+    work = _work(better, variants, images)
     plain_bytes = peak_bytes(plain, device) if memory else None
     return [
         BenchRow(
             budget=b,
             batch=len(images),
             image=(int(images.shape[2]), int(images.shape[3])),
-            learned=better.asked["aggregate"] == "attention",
+            learned=better.recipe.aggregate == "attention",
             time=times[f"ours {b}"],
-            macs=mean(work[b][1]),
+            macs=work[b],
             tta=times.get(f"tta {b}"),
             memory=peak_bytes(calls[f"ours {b}"], device) / max(1, plain_bytes) if plain_bytes is not None else None,
             plain_ms=seconds * 1e3,
@@ -234,8 +280,19 @@ def measure(
             repeats=repeats,
             beside={name: times[f"beside {name}"] for name in beside or {}},
         )
-        for b in budgets
+        for b in variants
     ]
+
+
+def _all_growth(
+    better: Enhanced, example: Tensor, batches: Sequence[int], repeats: int, progress: bool
+) -> dict[str, tuple[BenchRow, ...]]:
+    found: dict[str, tuple[BenchRow, ...]] = {}
+    with show_progress("growth", 3, progress) as advance:
+        for kind in ("budget", "batch", "image"):
+            found[kind] = _growth(better, example, kind, batches, repeats)
+            advance(1, f"with {kind}")
+    return found
 
 
 def _growth(better: Enhanced, example: Tensor, kind: str, batches: Sequence[int], repeats: int) -> tuple[BenchRow, ...]:
@@ -264,6 +321,13 @@ def _growth(better: Enhanced, example: Tensor, kind: str, batches: Sequence[int]
 
 def _call(module: nn.Module, images: Tensor) -> Call:
     return lambda: module(images)
+
+
+def _tta_calls(better: Enhanced, images: Tensor, budgets: Sequence[int]) -> dict[int, Call]:
+    """Test-time augmentation with as many views as each budget has states, where its policy has so many."""
+    wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
+    found = {b: _tta(better, b, (int(images.shape[2]), int(images.shape[3]))) for b in budgets}
+    return {b: _call(augmented, wide) for b, augmented in found.items() if augmented is not None}
 
 
 def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:

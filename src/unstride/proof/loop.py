@@ -30,7 +30,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unstride.data import Dataset, check_limit, segmentation
+from unstride.data import TASKS, Dataset, check_limit
 from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
@@ -47,14 +47,15 @@ from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.words import doubts
 from unstride.proof.work import BATCH, Job, work
+from unstride.recipe.files import to_data
+from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA, methods
-from unstride.views.images import Preprocess
 
 
 def evaluate(
     model: str | Loaded | nn.Module,
     data: str | Dataset,
-    budgets: Sequence[int] = (1, 4, 10, 15),
+    budgets: Sequence[int] | None = None,
     *,
     weights: str | Path = "default",
     task: str | None = None,
@@ -76,11 +77,13 @@ def evaluate(
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
-    options    what `enhance` takes: criterion, aggregate, layers, order, align, ...
+    budgets    states per image of the paper's search; by default 1, 4, 10 and 15
+    options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ... A recipe with stages of looks
+               has a row of its own beside the plain one, and no budgets
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
-    budgets = check_budgets(budgets)
+    asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
     _check(out, report, batch_size, limit, seed)
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
@@ -89,37 +92,37 @@ def evaluate(
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     dataset = _dataset(model, data, limit, split)
-    module = model.model if isinstance(model, Loaded) else model
-    _check_task(model, module, dataset, task)
-    better = prepared(module, _first(dataset)[None].to(*place(module)), dataset.task, {**options, "seed": seed})
-    views, wide = _views(tta, tta_method, better, dataset, seed)
-    job = Job(Runner(better, budgets, views), dataset, wide, batch_size or BATCH[dataset.task], seed)
-    if progress and launched().leads:
-        print(dataset.legend, file=sys.stderr)
-    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name}
-    rows = _measured(job, named, None if out is None else Path(out), None if report is None else Path(report), progress)
-    for doubt in doubts(rows) if launched().leads else ():
-        warnings.warn(doubt, UnstrideWarning, stacklevel=2)
-    return rows
-
-
-def _measured(job: Job, named: Mapping[str, str], out: Path | None, report: Path | None, progress: bool) -> list[Row]:
-    """The work, its rows and their page; every process returns the rows."""
+    _check_task(model, task, dataset)
+    better = _enhanced(model, dataset, options, seed, budgets)
+    wide = None
+    if not isinstance(tta, str | TTA | None):
+        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
+    methods.get(tta_method)
+    if isinstance(tta, str):
+        tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
+    if tta is not None and len(tta.used) < 2:
+        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
+    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
+    if progress and launched().leads:
+        print(dataset.legend, file=sys.stderr)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         if us.share(run) != run:
             raise OptionError("the processes disagree on the model, the data or the options; start all of them alike")
-        folder = out if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         read_rows(folder / "rows.jsonl")  # a file that cannot take rows is better found now than after the work
         shards = work(job, folder / "shards" / run, run, us, progress)
         rows: list[Row] = []
         if us.leads:
             whole = Shard.joined(shards)
-            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named, "run": run}))
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named}))
+            for doubt in doubts(rows):
+                warnings.warn(doubt, UnstrideWarning, stacklevel=2)
             if report is not None:
-                write_report(report, rows, whole, job)
+                write_report(Path(report), rows, whole, job)
         return us.share(rows)
 
 
@@ -155,42 +158,43 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
         )
-    task = "segmentation" if data.partition(":")[0] in segmentation.KINDS else "classification"
+    task = TASKS.get(data.partition(":")[0], "classification")
     plain = model.model.model if isinstance(model.model, Enhanced) else model.model
     labels = dataclasses.replace(model.for_task(task), model=plain).labels
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
-def _check_task(model: Loaded | nn.Module, module: nn.Module, dataset: Dataset, task: str | None) -> None:
+def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
     if task not in (None, dataset.task):
         raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
     if isinstance(model, Loaded) and model.task not in (None, dataset.task):
         raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+
+
+def _enhanced(
+    model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any], seed: int, budgets: Sequence[int] | None
+) -> Enhanced:
+    """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
+    module = model.model if isinstance(model, Loaded) else model
     if isinstance(module, Enhanced) and module.task != dataset.task:
         raise OptionError(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
-
-
-def _views(
-    tta: str | TTA | None, method: str, better: Enhanced, dataset: Dataset, seed: int
-) -> tuple[TTA | None, Preprocess | None]:
-    """The views asked for, and the preprocessing of the wide images that they are cut from."""
-    if not isinstance(tta, str | TTA | None):
-        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
-    methods.get(method)
-    wide = None
-    if isinstance(tta, str):
-        tta, wide = make_tta(tta, method, better, dataset.preprocess, seed)
-    if tta is not None and len(tta.used) < 2:
-        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    return tta, wide
+    example = _first(dataset)[None].to(*place(module))
+    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **options})
+    if not better.recipe.stages:
+        return better.with_options(seed=seed)
+    if budgets is not None:
+        raise OptionError(
+            f"budgets are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
+        )
+    return better
 
 
 def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
     """Made ready for images like the example, or as it is if it was enhanced before, with these options."""
     if not isinstance(module, Enhanced):
-        return enhance(module, example, task=task, **options)
+        return enhance(module, example, task=task, **{"recipe": "paper", **options})
     better = module.with_options(**options)
     better.fitted(example)
     return better
@@ -213,11 +217,10 @@ def _spec(model: Loaded | nn.Module) -> str:
 def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
-    asked = {k: v for k, v in better.asked.items() if k not in ("budget", "seed")}
     plan = better.plan
+    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
+    asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
-    asked["stop"] = None if asked["stop"] is None else repr(asked["stop"])
-    asked["states"] = None if asked["states"] is None else [repr(s) for s in asked["states"]]
     attention = better.attention
     return {
         "task": job.task,

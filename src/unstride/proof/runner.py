@@ -12,16 +12,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.graph.capture import frozen_eval
-from unstride.procedure.prediction import cropped
 from unstride.tta import TTA, Policy, View
 from unstride.tta.methods import Merger
 from unstride.views import policies
 from unstride.views import views as ways
+from unstride.views.canvas import Source
 from unstride.views.images import Preprocess
 
 _PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
@@ -53,12 +51,24 @@ class Runner:
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """Without views first; the plain network is the first of all."""
+        """Without views first; the plain network is the first of all. Stages of looks are one setting of their own."""
+        if self.better.recipe.stages:
+            return Setting(1, 1), self.looks
         views = [1] if self.tta is None else [1, len(self.tta.used)]
         return tuple(Setting(v, b) for v in dict.fromkeys(views) for b in self.budgets)
 
-    def __call__(self, images: Tensor, wide: Tensor | None = None) -> dict[Setting, Outcome]:
+    @property
+    def looks(self) -> Setting:
+        """The stages of a recipe: as many looks as a picture takes at most, in the states of each."""
+        return Setting(max(2, sum(len(s.views) for s in self.better.recipe.stages)), 1)
+
+    def __call__(
+        self, images: Tensor, wide: Tensor | None = None, pictures: Source | None = None
+    ) -> dict[Setting, Outcome]:
         self._forget()
+        if self.better.recipe.stages:
+            plain = Outcome(self.better.plain(images), [1.0] * len(images))
+            return {Setting(1, 1): plain, self.looks: Outcome(*self.better.looks(pictures or images))}
         base = self._search(images)
         found = {Setting(1, b): base[b] for b in self.budgets}
         if self.tta is not None and len(self.tta.used) > 1:
@@ -66,21 +76,19 @@ class Runner:
             found |= {Setting(len(self.tta.used), b): merged[b] for b in self.budgets}
         return found
 
-    def plain(self, images: Tensor) -> Tensor:
-        """The main logits of the user's own model, untouched."""
-        fitted, plan, crop = self.better.fitted(images)
-        with frozen_eval(self.better.model):
-            leaves = pytree.tree_leaves(self.better.model(fitted))
-        logits: Tensor = cropped(leaves[plan.graph.index(plan.targets[0].leaf)], crop)
-        return logits
-
     def plain_macs(self, images: Tensor) -> int:
         """Of one image of this size."""
         return self.better.fitted(images[:1])[1].plain_macs
 
-    def seconds(self, images: Tensor, wide: Tensor | None, setting: Setting) -> float:
+    def seconds(self, images: Tensor, wide: Tensor | None, setting: Setting, pictures: Source | None = None) -> float:
         """Wall clock of one setting by itself. Call it on a batch that has been run: nothing is left to set up."""
-        better = self.better.with_options(budget=setting.budget)
+        if self.better.recipe.stages and not setting.plain:
+            _settle(images)
+            start = time.perf_counter()
+            self.better.looks(pictures or images)
+            _settle(images)
+            return time.perf_counter() - start
+        better = self.better.with_options(budget=setting.budget) if setting.budget > 1 else self.better
         seen = [images]
         if setting.views > 1:
             assert self.tta is not None
@@ -89,14 +97,14 @@ class Runner:
         start = time.perf_counter()
         for x in seen:
             if setting.budget == 1:
-                self.plain(x)
+                self.better.plain(x)
             else:
                 better(x)
         _settle(images)
         return time.perf_counter() - start
 
     def _search(self, images: Tensor) -> dict[int, Outcome]:
-        found = {1: Outcome(self.plain(images), [1.0] * len(images))}
+        found = {1: Outcome(self.better.plain(images), [1.0] * len(images))}
         more = [b for b in self.budgets if b > 1]
         if more:
             found |= {b: Outcome(*one) for b, one in self.better.costs(images, more).items()}

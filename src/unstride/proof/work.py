@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from unstride.data import Dataset
@@ -25,6 +26,7 @@ from unstride.procedure.aggregate import two_class
 from unstride.proof import metrics
 from unstride.proof.runner import Runner
 from unstride.proof.shards import Array, Shard
+from unstride.views.canvas import Pictures
 from unstride.views.images import Preprocess
 
 BATCH = {"classification": 32, "segmentation": 4}
@@ -111,6 +113,7 @@ class _Image:
     x: Tensor
     wide: Tensor | None
     target: int | Tensor
+    picture: Image.Image | None = None  # where views are made from it
 
 
 def _batches(job: Job, part: range, errors: dict[int, str]) -> Iterator[list[_Image]]:
@@ -136,7 +139,8 @@ def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
         try:
             picture, target = item.read()
             wide = None if job.wide is None else job.wide(picture)
-            return _Image(index, item.id, job.dataset.preprocess(picture), wide, target)
+            kept = picture if job.better.recipe.stages else None
+            return _Image(index, item.id, job.dataset.preprocess(picture), wide, target, kept)
         except (DataError, OSError) as error:
             return f"{item.id}: {error}"
 
@@ -157,11 +161,16 @@ def _stacked(job: Job, batch: Sequence[_Image]) -> tuple[Tensor, Tensor | None]:
     return x, torch.stack(wide).to(device, dtype) if wide else None
 
 
+def _pictures(job: Job, batch: Sequence[_Image], like: Tensor) -> Pictures | None:
+    images = [image.picture for image in batch if image.picture is not None]
+    return Pictures(images, job.dataset.preprocess, like) if len(images) == len(batch) else None
+
+
 def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple[int, dict[str, Array]]]:
     """The values of each image; one that the model refuses is an error of its own, not of its batch."""
     try:
         x, wide = _stacked(job, batch)
-        found = job.runner(x, wide)
+        found = job.runner(x, wide, _pictures(job, batch, x))
         logits = [found[setting].logits for setting in job.runner.settings]
         measure = _classified if job.task == "classification" else _segmented
         values = measure(logits, batch)
@@ -216,7 +225,7 @@ def _timed(job: Job, batch: Sequence[_Image]) -> list[float]:
     x, wide = _stacked(job, batch)
     plain, *others = job.runner.settings
     before = job.runner.seconds(x, wide, plain)
-    middle = [job.runner.seconds(x, wide, setting) for setting in others]
+    middle = [job.runner.seconds(x, wide, setting, _pictures(job, batch, x)) for setting in others]
     return [(before + job.runner.seconds(x, wide, plain)) / 2, *middle]
 
 

@@ -40,7 +40,13 @@ def answer_of(p: Prediction, classes: tuple[str, ...] = (), top: int = 5) -> dic
         "stopped": p.stopped,
     }
     states = [
-        {"state": [list(s) for s in v.state.selections], "criterion": v.criterion, "weight": v.weight} for v in p.states
+        {
+            "view": v.view.spec(),
+            "state": [list(s) for s in v.state.selections],
+            "criterion": v.criterion,
+            "weight": v.weight,
+        }
+        for v in p.states
     ]
     if p.logits.ndim == 1:
         own = [{**entry, **_best(v.logits, classes, 1)[0]} for entry, v in zip(states, p.states, strict=True)]

@@ -23,7 +23,7 @@ LARGEST_GLYPH = 4  # a selection among more cells than 4x4 is written in numbers
 def plot_classification(
     image: Image.Image,
     prediction: Prediction,
-    rates: Sequence[tuple[int, int]],
+    rates: Sequence[tuple[int, ...]],
     classes: tuple[str, ...] = (),
     title: str = "",
 ) -> Any:
@@ -79,7 +79,7 @@ class _Widths:
         return self.tree + self.glyphs + self.bars + 0.5
 
 
-def _glyphs_width(rates: Sequence[tuple[int, int]]) -> float:
+def _glyphs_width(rates: Sequence[tuple[int, ...]]) -> float:
     return max(1.6, (0.26 if max(map(max, rates)) <= LARGEST_GLYPH else 0.45) * len(rates) + 0.3)
 
 
@@ -128,7 +128,7 @@ def _draw_tree(
     final: Tensor,
     classes: tuple[str, ...],
     colour: dict[int, str],
-    rates: Sequence[tuple[int, int]],
+    rates: Sequence[tuple[int, ...]],
     width: _Widths,
     height: float,
 ) -> None:
@@ -190,8 +190,8 @@ def _glyphs(
     ax: Any,
     x: float,
     y: float,
-    selections: Sequence[tuple[int, int]],
-    rates: Sequence[tuple[int, int]],
+    selections: Sequence[tuple[int, ...]],
+    rates: Sequence[tuple[int, ...]],
     tint: str,
     row: float,
 ) -> None:
@@ -207,7 +207,7 @@ def _glyphs(
         left, top = x + 0.26 * layer, y - side_y / 2
         w, h = side_x / rx, side_y / ry
         fill = tint if (sy, sx) != (0, 0) else FAINT
-        ax.add_patch(Rectangle((left + sx * w, top + sy * h), w, h, fc=fill, ec="none"))
+        ax.add_patch(Rectangle((left + sx % rx * w, top + sy % ry * h), w, h, fc=fill, ec="none"))  # by phase
         for k in range(rx + 1):
             ax.plot([left + k * w] * 2, [top, top + side_y], color=LINE, lw=0.7)
         for k in range(ry + 1):

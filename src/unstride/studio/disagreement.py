@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import two_class
-from unstride.procedure.align import align_covered
+from unstride.procedure.align import align_covered, overlap
 from unstride.procedure.tasks import Plan
 
 CELLS = 14  # per axis: finer maps are averaged down to this before their cells are asked one by one
@@ -27,14 +27,14 @@ class Disagreement:
     def __init__(self) -> None:
         self.total = self.within = self.count = torch.zeros(0)
 
-    def add(self, p: Tensor, shift: tuple[int, int] | None = None) -> Tensor:
+    def add(self, p: Tensor, shift: Sequence[int] | None = None) -> Tensor:
         if len(self.total) == 0:
             self.total, self.within, self.count = torch.zeros_like(p), torch.zeros_like(p[0]), torch.zeros_like(p[0])
         total, within, count = self.total, self.within, self.count
         if shift is not None:
-            (y, x), (h, w) = shift, p.shape[-2:]
-            p = p[:, : h - y, : w - x]
-            total, within, count = (t[..., y:, x:] for t in (total, within, count))
+            place, source = overlap(p.shape[1:], shift)
+            p = p[source]
+            total, within, count = (t[place] for t in (total, within, count))
         total += p
         within += _entropy(p)
         count += 1

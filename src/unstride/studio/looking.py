@@ -21,6 +21,7 @@ from unstride.errors import InputError
 from unstride.geometry.report import Report
 from unstride.models import Loaded
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.align import overlap
 from unstride.procedure.prediction import Prediction, moved
 from unstride.procedure.tasks import Plan
 from unstride.show.answers import class_map, class_name, probabilities
@@ -164,10 +165,10 @@ def _state(v: Any) -> dict[str, Any]:
     }
 
 
-def _same(own: NDArray[np.int64], shift: tuple[int, int], answer: NDArray[np.int64]) -> float:
+def _same(own: NDArray[np.int64], shift: tuple[int, ...], answer: NDArray[np.int64]) -> float:
     """The share of the pixels that both cover where a state, laid on the plain grid, says what the answer says."""
-    (y, x), (h, w) = shift, answer.shape
-    return float((own[: h - y, : w - x] == answer[y:, x:]).mean())
+    place, source = overlap(answer.shape, shift)
+    return float((own[source] == answer[place]).mean())
 
 
 def _heat(values: Tensor) -> dict[str, Any]:

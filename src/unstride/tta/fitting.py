@@ -205,6 +205,13 @@ def predictions(rows: Rows, method: Method, weights: Tensor | None) -> Tensor:
     return torch.cat([merge(logits, method, weights).argmax(-1) for logits, _ in rows])
 
 
+def at_budget(method: Method, budget: int, fitted: Fitted, train: Rows, val: Rows) -> Fit:
+    """How good the weights of the first `budget` views are, as kept and after the last epoch."""
+    kept = [score(part.first(budget), fitted.weights, method)[0] for part in (train, val)]
+    last = (fitted.epochs[-1].train, fitted.epochs[-1].val) if fitted.epochs else kept
+    return Fit(budget, *kept, *last)
+
+
 def report(
     method: Method,
     fitted: Fitted,
@@ -219,13 +226,7 @@ def report(
     truth, train_truth = torch.cat([y for _, y in val]), torch.cat([y for _, y in train])
     ours, plain = predictions(val, method, fitted.weights), predictions(val.first(1), MeanTTA(), None)
     trained = predictions(train, method, fitted.weights)
-    right, was_right = ours == truth, plain == truth
-    classes = int(torch.cat([truth, train_truth]).max()) + 1
-
-    def share(hits: Tensor, labels: Tensor, label: int) -> float:
-        mine = labels == label
-        return float(hits[mine].float().mean()) if mine.any() else float("nan")
-
+    right, was_right, right_in_training = ours == truth, plain == truth, trained == train_truth
     return FitReport(
         method=method.name,
         space=method.space,
@@ -234,7 +235,7 @@ def report(
         val_images=val.images,
         computed=computed,
         cached=cached,
-        train=float((trained == train_truth).float().mean()),
+        train=float(right_in_training.float().mean()),
         val=float(right.float().mean()),
         plain=float(was_right.float().mean()),
         mean=float((predictions(val, MeanTTA(), None) == truth).float().mean()),
@@ -245,14 +246,24 @@ def report(
         epochs=fitted.epochs,
         steps=tuple(Step(names[view], loss) for view, loss in fitted.steps),
         by_budget=by_budget,
-        by_class=tuple(
-            ClassRow(
-                label,
-                int((truth == label).sum()),
-                share(was_right, truth, label),
-                share(trained == train_truth, train_truth, label),
-                share(right, truth, label),
-            )
-            for label in range(classes)
-        ),
+        by_class=_by_class(truth, was_right, right, train_truth, right_in_training),
+    )
+
+
+def _by_class(
+    truth: Tensor, was_right: Tensor, right: Tensor, train_truth: Tensor, right_in_training: Tensor
+) -> tuple[ClassRow, ...]:
+    def share(hits: Tensor, labels: Tensor, label: int) -> float:
+        mine = labels == label
+        return float(hits[mine].float().mean()) if mine.any() else float("nan")
+
+    return tuple(
+        ClassRow(
+            label,
+            int((truth == label).sum()),
+            share(was_right, truth, label),
+            share(right_in_training, train_truth, label),
+            share(right, truth, label),
+        )
+        for label in range(int(torch.cat([truth, train_truth]).max()) + 1)
     )

@@ -159,15 +159,11 @@ class TTA(nn.Module):
                 )
                 for b in budgets
             }
-        rows = []
-        for b, run in runs.items():
-            kept = [fitting.score(part.first(b), run.weights, self.method)[0] for part in (train, val)]
-            rows.append(fitting.Fit(b, *kept, *((run.epochs[-1].train, run.epochs[-1].val) if run.epochs else kept)))
         best = runs[self.budget]
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.weights = best.weights.to(device)
+        self.weights = best.weights.to(_device(self.model))
+        rows = tuple(fitting.at_budget(self.method, b, run, train, val) for b, run in runs.items())
         return fitting.report(
-            self.method, best, train, val, [str(v) for v in self.views], tuple(rows), cache.computed, cache.found
+            self.method, best, train, val, [str(v) for v in self.views], rows, cache.computed, cache.found
         )
 
     def save(self, path: str | Path) -> Path:
@@ -218,7 +214,7 @@ class TTA(nn.Module):
             raise ArtefactError(f"{path} does not hold a usable TTA ({error}). Save it again.") from error
         if not fits:
             raise ArtefactError(f"{path} has weights {tuple(weights.shape)} for {tta.budget} views. Save it again.")
-        tta.weights = weights.to(next((p.device for p in model.parameters()), torch.device("cpu")))
+        tta.weights = weights.to(_device(model))
         return tta
 
     def _runs(self) -> list[bool]:
@@ -251,7 +247,7 @@ class TTA(nn.Module):
         return logits, rebuild
 
     def _blocks(self, loader: Iterable[Any], cache: LogitCache, label: str, progress: bool) -> list[Block]:
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        device = _device(self.model)
         blocks: list[Block] = []
         length = len(loader) * self.budget if isinstance(loader, Sized) else None
         with show_progress(label, length, progress) as advance:
@@ -312,6 +308,10 @@ class TTA(nn.Module):
                 "Give TTA the mean and std that the images were normalised with."
             )
         return images.clamp(0, 1)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _network(model: nn.Module) -> str:

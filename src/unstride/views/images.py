@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as TF
 
 from unstride.errors import DataError, InputError, OptionError
 
@@ -225,14 +223,37 @@ class Preprocess:
 
     def pixels(self, image: Image.Image) -> Tensor:
         """PIL image -> float32 (C, H, W) in 0..1: everything but the normalisation."""
+        from torchvision.transforms import InterpolationMode  # only here: who brings tensors need not load it
+        from torchvision.transforms import functional as TF
+
         image = image.convert(_MODES[self.channels])
         if self.resize is not None:
             _check_enlarged(image.size, self.resize)
             image = TF.resize(image, self.resize, InterpolationMode(self.interpolation))
         if self.crop is not None:
             image = TF.center_crop(image, list(_pair("crop", self.crop)))
-        x = TF.convert_image_dtype(TF.pil_to_tensor(image), torch.float32)
+        return self.tensor(image)
+
+    def tensor(self, image: Image.Image) -> Tensor:
+        """PIL image of the right size and mode -> float32 (C, H, W) in 0..1."""
+        array = np.asarray(image)
+        x = torch.from_numpy(array.reshape(*array.shape[:2], -1).transpose(2, 0, 1).copy()).float().div_(255)
         return x.flip(0) if self.channels == "BGR" else x
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of an image after the resize, before the crop."""
+        if self.resize is None:
+            return height, width
+        if isinstance(self.resize, tuple):
+            return self.resize
+        short, long = min(height, width), max(height, width)
+        other = int(self.resize * long / short)
+        return (self.resize, other) if height <= width else (other, self.resize)
+
+    @property
+    def resample(self) -> Image.Resampling:
+        """Pillow's name for the interpolation."""
+        return Image.Resampling[self.interpolation.upper()]
 
     def normalise(self, x: Tensor) -> Tensor:
         """(..., C, H, W) in 0..1 -> what the network sees."""

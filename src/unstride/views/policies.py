@@ -77,6 +77,11 @@ RULES: dict[str, Rule] = {
     "Cutout": Rule(1, 512, whole=True, reach=20),
     "Scale": Rule(0.01, 8, neutral=1, reach=0.92),
     "FiveCrop": Rule(choices=CROPS),
+    # Where and how large the network looks at the picture (views/canvas.py); the others change what it is shown.
+    "Size": Rule(0.25, 4, neutral=1),
+    "Field": Rule(0.25, 4, neutral=1),
+    "ShiftX": Rule(-512, 512, whole=True, reach=9),
+    "ShiftY": Rule(-512, 512, whole=True, reach=9),
 }
 
 
@@ -151,11 +156,15 @@ class View:
         return round(sum(op.intensity for op in self.ops), 6)
 
     def __str__(self) -> str:
-        return " + ".join(map(str, self.ops))
+        return " + ".join(_SHORT.get(str(op), f"{op.value:g}x" if op.name == "Size" else str(op)) for op in self.ops)
 
     def spec(self) -> str:
         """The view in full, as `parse_view` reads it."""
         return " + ".join(op.spec() for op in self.ops)
+
+
+IDENTITY = View((Op("Identity"),))
+_SHORT = {"Identity": "plain", "FlipLR": "mirror"}  # as people say it; `parse_view` reads both, and "1.3x"
 
 
 @dataclass(frozen=True, repr=False)
@@ -294,7 +303,7 @@ def _parsed(path: Path) -> Any:
 
 
 def parse_view(text: str, seed: int = 0) -> View:
-    """`parse_view("FlipLR + Rotate=10")`."""
+    """`parse_view("FlipLR + Rotate=10")`, `parse_view("mirror + 1.3x")`."""
     return View(tuple(parse_op(part.strip(), seed) for part in text.split(" + ")))
 
 
@@ -305,6 +314,9 @@ def parse_op(text: str, seed: int = 0) -> Op:
     """`parse_op("Rotate=10")`; Cutout without a place (`Cutout=8@0.3,0.7`) gets the seed's."""
     if len(text) > 200:
         raise OptionError(f"{text[:60]!r}...: an op is written in a few letters, such as Rotate=10.")
+    text = _LONG.get(text, text)
+    if text.endswith("x") and text[:-1].replace(".", "", 1).isdecimal():
+        text = f"Size={text[:-1]}"
     head, _, where = text.partition("@")
     name, has_value, raw = head.partition("=")
     value: Value = None
@@ -323,6 +335,9 @@ def parse_op(text: str, seed: int = 0) -> Op:
     except ValueError as error:
         raise OptionError(f"{text!r}: a place is written @y,x with numbers in [0, 1].") from error
     return Op(name, value, (y, x))
+
+
+_LONG = {short: long for long, short in _SHORT.items()}
 
 
 def cutout(size: Value, seed: int) -> Op:

@@ -6,6 +6,7 @@ are black, geometry is nearest-neighbour as in both libraries' defaults, resizin
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +22,30 @@ from unstride.views.policies import Op, View
 Size = tuple[int, int]
 Picture = Any  # Tensor (..., C, H, W), float in [0, 1] or uint8, or a PIL image
 
-_REARRANGE = {"Identity", "FlipLR", "FlipUD"}  # move pixels, never change their values: right on any tensor
-_GEOMETRY = {"Rotate", "CropBilinear", "ShearX", "ShearY", "TranslateX", "TranslateY", "Scale", "FiveCrop", "Cutout"}
-_NO_WAY_BACK = {"Rotate", "CropBilinear", "ShearX", "ShearY", "FiveCrop"}
+
+def _stays(output: Tensor, op: Op, size: Size) -> Tensor:
+    return output
+
+
+@dataclass(frozen=True)
+class Act:
+    """What an op does: `run` to a picture, `back` to a segmentation output of it."""
+
+    run: Callable[..., Picture]  # (image, op); a framed one also takes the size that the model sees, and the divisor
+    touches: str = "values"  # of pixels: "order" (right on any tensor), "place" (black may come in) or "values"
+    back: Callable[[Tensor, Op, Size], Tensor] | None = _stays  # None: there is no way back
+    hides: bool = False  # a part of the image is not seen, so that what comes back is not valid everywhere
+    framed: bool = False
 
 
 def needs_pixels(view: View) -> bool:
     """True where the view must see values in [0, 1]; flips and crops are as right on a normalised tensor."""
-    return any(op.name not in _REARRANGE | {"FiveCrop"} and not _does_nothing(op) for op in view.ops)
+    return any(ACTS[op.name].touches != "order" and not _does_nothing(op) for op in view.ops)
 
 
 def changes_values(view: View) -> bool:
     """True where an op reads values as colours, so that a tensor out of [0, 1] would give nonsense."""
-    return any(op.name not in _REARRANGE | _GEOMETRY for op in view.ops)
+    return any(ACTS[op.name].touches == "values" for op in view.ops)
 
 
 def apply(view: View, image: Picture, size: Size | None = None) -> Picture:
@@ -49,12 +61,8 @@ def apply(view: View, image: Picture, size: Size | None = None) -> Picture:
 def transform(view: View, image: Picture, size: Size, divisor: int = 1) -> Picture:
     """The ops alone; the result may have another size. Scaled sides are rounded to multiples of `divisor`."""
     for op in view.ops:
-        if op.name == "Scale":
-            image = _scale(image, op.number, divisor)
-        elif op.name == "FiveCrop":
-            image = _five_crop(image, str(op.value), size)
-        else:
-            image = _OPS[op.name](image, op)
+        act = ACTS[op.name]
+        image = act.run(image, op, size, divisor) if act.framed else act.run(image, op)
     return image
 
 
@@ -66,18 +74,13 @@ def undo(view: View, output: Tensor, size: Size, out_size: Size, divisor: int = 
     """
     check_undo(view)
     valid: Tensor | None = None
-    if any(op.name in ("TranslateX", "TranslateY", "Cutout") and not _does_nothing(op) for op in view.ops):
-        seen = transform(
-            View(tuple(op for op in view.ops if op.name in _GEOMETRY | _REARRANGE)), _ones(output, size), size, divisor
-        )
-        valid = interpolate(seen, output.shape[-2:], mode="area")
-    for op in reversed(view.ops):
-        if op.name == "FlipLR" and op.value is not False:
-            output, valid = output.flip(-1), valid if valid is None else valid.flip(-1)
-        elif op.name == "FlipUD":
-            output, valid = output.flip(-2), valid if valid is None else valid.flip(-2)
-        elif op.name in ("TranslateX", "TranslateY"):
-            output, valid = _shift_back(op, output, size), None if valid is None else _shift_back(op, valid, size)
+    acts = [(ACTS[op.name], op) for op in view.ops if not _does_nothing(op)]
+    if any(act.hides for act, _ in acts):
+        moves = View(tuple(op for op in view.ops if ACTS[op.name].touches != "values"))
+        valid = interpolate(transform(moves, _ones(output, size), size, divisor), output.shape[-2:], mode="area")
+    for act, op in reversed(acts):
+        assert act.back is not None  # checked
+        output, valid = act.back(output, op, size), None if valid is None else act.back(valid, op, size)
     if tuple(output.shape[-2:]) != out_size:
         output = interpolate(output, out_size, mode="bilinear", align_corners=False, antialias=True)
         valid = valid if valid is None else interpolate(valid, out_size, mode="area")
@@ -87,7 +90,7 @@ def undo(view: View, output: Tensor, size: Size, out_size: Size, divisor: int = 
 def check_undo(view: View) -> None:
     """Raise for a view that cannot be brought back on a segmentation output."""
     for op in view.ops:
-        if op.name in _NO_WAY_BACK:
+        if ACTS[op.name].back is None:
             raise OptionError(
                 f"view {view} cannot be used for segmentation: {op.name} has no exact way back on the output. "
                 "Use flips, Scale, Translate, Cutout or colour ops, such as policy='segmentation'."
@@ -166,9 +169,9 @@ def _cutout(image: Picture, op: Op) -> Picture:
     return F.erase(image, round(y * (h - side)), round(x * (w - side)), side, side, torch.zeros(()))
 
 
-def _scale(image: Picture, ratio: float, divisor: int) -> Picture:
+def _scale(image: Picture, op: Op, frame: Size, divisor: int) -> Picture:
     size = _size(image)
-    target = _scaled(size, ratio, divisor)
+    target = _scaled(size, op.number, divisor)
     return image if target == size else F.resize(image, list(target), InterpolationMode.BILINEAR, antialias=True)
 
 
@@ -179,9 +182,10 @@ def _scaled(size: Size, ratio: float, divisor: int) -> Size:
     return h, w
 
 
-def _five_crop(image: Picture, where: str, size: Size) -> Picture:
+def _five_crop(image: Picture, op: Op, size: Size, divisor: int) -> Picture:
     """A `size` window at the centre or a corner; an image that is smaller lies in that corner of a black window."""
     h, w = _size(image)
+    where = str(op.value)
     if where == "Center":
         return image if (h, w) == size else F.center_crop(image, list(size))
     top = 0 if where.endswith("Top") else h - size[0]
@@ -189,32 +193,7 @@ def _five_crop(image: Picture, where: str, size: Size) -> Picture:
     return F.crop(image, top, left, *size)
 
 
-_OPS: dict[str, Callable[[Picture, Op], Picture]] = {
-    "Identity": lambda image, op: image,
-    "FlipLR": _flip_lr,
-    "FlipUD": lambda image, op: F.vertical_flip(image),
-    "Invert": lambda image, op: F.invert(image),
-    "PIL_Blur": _filter(ImageFilter.BLUR),
-    "PIL_Smooth": _filter(ImageFilter.SMOOTH),
-    "AutoContrast": lambda image, op: F.autocontrast(image),
-    "Equalize": lambda image, op: F.equalize(image),
-    "Posterize": _posterize,
-    "Rotate": lambda image, op: F.rotate(image, op.number),
-    "CropBilinear": _crop_bilinear,
-    "Solarize": _solarize,
-    "Contrast": lambda image, op: F.adjust_contrast(image, op.number),
-    "Saturation": lambda image, op: F.adjust_saturation(image, op.number),
-    "Brightness": lambda image, op: F.adjust_brightness(image, op.number),
-    "Sharpness": lambda image, op: F.adjust_sharpness(image, op.number),
-    "ShearX": lambda image, op: _affine(image, shear_x=op.number),
-    "ShearY": lambda image, op: _affine(image, shear_y=op.number),
-    "TranslateX": lambda image, op: _affine(image, x=int(op.number)),
-    "TranslateY": lambda image, op: _affine(image, y=int(op.number)),
-    "Cutout": _cutout,
-}
-
-
-def _shift_back(op: Op, output: Tensor, size: Size) -> Tensor:
+def _shift_back(output: Tensor, op: Op, size: Size) -> Tensor:
     """Undo a shift of whole pixels; what left the image comes back as 0 (and not valid)."""
     if tuple(output.shape[-2:]) != size:
         raise InputError(
@@ -226,6 +205,56 @@ def _shift_back(op: Op, output: Tensor, size: Size) -> Tensor:
     if op.name == "TranslateX":
         return F.crop(output, 0, step, h, w)
     return F.crop(output, step, 0, h, w)
+
+
+def _elsewhere(image: Picture, op: Op) -> Picture:
+    raise OptionError(f"{op} says where a look is taken, so it belongs in the stages of a recipe, not in a TTA policy.")
+
+
+ACTS: dict[str, Act] = {
+    "Identity": Act(lambda image, op: image, "order"),
+    "FlipLR": Act(_flip_lr, "order", lambda output, op, size: output.flip(-1)),
+    "FlipUD": Act(lambda image, op: F.vertical_flip(image), "order", lambda output, op, size: output.flip(-2)),
+    "Invert": Act(lambda image, op: F.invert(image)),
+    "PIL_Blur": Act(_filter(ImageFilter.BLUR)),
+    "PIL_Smooth": Act(_filter(ImageFilter.SMOOTH)),
+    "AutoContrast": Act(lambda image, op: F.autocontrast(image)),
+    "Equalize": Act(lambda image, op: F.equalize(image)),
+    "Posterize": Act(_posterize),
+    "Rotate": Act(lambda image, op: F.rotate(image, op.number), "place", None),
+    "CropBilinear": Act(_crop_bilinear, "place", None),
+    "Solarize": Act(_solarize),
+    "Contrast": Act(lambda image, op: F.adjust_contrast(image, op.number)),
+    "Saturation": Act(lambda image, op: F.adjust_saturation(image, op.number)),
+    "Brightness": Act(lambda image, op: F.adjust_brightness(image, op.number)),
+    "Sharpness": Act(lambda image, op: F.adjust_sharpness(image, op.number)),
+    "ShearX": Act(lambda image, op: _affine(image, shear_x=op.number), "place", None),
+    "ShearY": Act(lambda image, op: _affine(image, shear_y=op.number), "place", None),
+    "TranslateX": Act(lambda image, op: _affine(image, x=int(op.number)), "place", _shift_back, hides=True),
+    "TranslateY": Act(lambda image, op: _affine(image, y=int(op.number)), "place", _shift_back, hides=True),
+    "Cutout": Act(_cutout, "place", hides=True),
+    "Scale": Act(_scale, "place", framed=True),
+    "FiveCrop": Act(_five_crop, "order", None, framed=True),
+    **{name: Act(_elsewhere, "order", None) for name in ("Size", "Field", "ShiftX", "ShiftY")},
+}
+
+
+def on_floats(run: Callable[[Tensor, Op], Tensor]) -> Callable[[Picture, Op], Picture]:
+    """An op that knows float tensors (..., C, H, W) in [0, 1] only, for all that a view takes; it keeps the size."""
+
+    def act(image: Picture, op: Op) -> Picture:
+        if isinstance(image, Image.Image):
+            return F.to_pil_image(act(F.pil_to_tensor(image), op))
+        if not image.is_floating_point():
+            seen = act(F.to_dtype(image, torch.float32, scale=True), op)
+            return F.to_dtype(seen.clamp(0, 1), image.dtype, scale=True)
+        seen = run(image, op)
+        if not isinstance(seen, Tensor) or seen.shape != image.shape:
+            got = tuple(seen.shape) if isinstance(seen, Tensor) else type(seen).__name__
+            raise InputError(f"{op} made {got} of an image of {tuple(image.shape)}; wanted a tensor of the same shape.")
+        return seen
+
+    return act
 
 
 def _does_nothing(op: Op) -> bool:

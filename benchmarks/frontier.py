@@ -1,0 +1,149 @@
+"""What is best at each cost on real networks: `python -m benchmarks.frontier --assets DIR [--nets resnet50 ...]`.
+
+Tuned on one half of the pictures, measured on the other, both ways. What the networks say is kept in `--cache`,
+so a run goes on where it was. Writes docs/results-frontier.csv, a row per network and setting; `--page` makes
+docs/results-frontier.md and the picture from that file alone.
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import unstride  # noqa: F401  (before torchvision)
+from benchmarks.nets import REAL, real
+from unstride.enhanced import enhance
+from unstride.jobs.distributed import world
+from unstride.procedure.temperature import fit_temperature, nll
+from unstride.proof.metrics import bootstrap
+from unstride.recipe import get
+from unstride.tuning.candidates import Unit, candidates, usual
+from unstride.tuning.choose import Choice, choose, stages_of
+from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.simulate import simulate
+from unstride.views.policies import IDENTITY
+
+CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
+ROWS = Path("docs/results-frontier.csv")
+FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
+FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
+
+
+def pooled(
+    assets: Path, net: str, cache: Path, limit: int | None, size: str, paper: bool
+) -> tuple[str, Gathered, list[Unit]]:
+    found = real(assets, net, limit)
+    canvas, _ = found.batches[0]
+    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain")
+    given = list(parts(found.batches, canvas.pixels.new_zeros(())))
+    units = candidates(given[0].source, size, "classification")
+    with world() as us:
+        return found.name, gather(better, given, units, cache / net, us, True, paper), units
+
+
+class Halves:
+    """Two halves of a pool, each measured by what was chosen on the other."""
+
+    def __init__(self, net: str, found: Gathered, units: list[Unit]) -> None:
+        self.net, self.pool, self.paper = net, found.pool, found.paper
+        self.units = [u for u in units if u.view in self.pool.work]
+        n = len(self.pool)
+        self.halves = [torch.arange(0, n, 2), torch.arange(1, n, 2)]
+        assert self.pool.labels is not None
+        self.labels = self.pool.labels
+        self.right = self.pool.plain.argmax(1) == self.labels
+        self.plain = self._warm(self.pool.plain)
+
+    def rows(self) -> list[dict[str, object]]:
+        n = len(self.pool)
+        out = [self._row("plain", self.pool.plain, torch.ones(n), "")]
+        alone = {f"alone: {u}": [u] for u in self.units if u.states == "plain"}
+        for name, units in usual(self.units).items():
+            out.append(self._row(name, *self._mixed(units), ", ".join(map(str, units))))
+        for name, units in alone.items():
+            look = self.pool.logits[self.pool.index[next(x for x in self.pool.looks if x.view == units[0].view)]]
+            out.append(self._row(name, look, torch.full((n,), self.pool.cost([self.pool.looks[0]])), ""))
+        for unit in self.units:
+            if unit.states != "plain":
+                out.append(self._row(f"near states: {unit}", *self._mixed([unit]), ""))
+        if self.paper is not None:
+            out.append(self._row("paper, 10 states", *self.paper, ""))
+        default = simulate(self.pool, get("default").stages)
+        out.append(self._row("default", default.logits, default.costs, str(get("default").stages[1])))
+        for ceiling in CEILINGS:
+            out.append(self._tuned(ceiling))
+            print(self.net, out[-1]["setting"], out[-1]["gain"], out[-1]["cost"], out[-1]["what"], flush=True)
+        return out
+
+    def _mixed(self, units: list[Unit]) -> tuple[Tensor, Tensor]:
+        stages = [type(s)(s.views, s.states) for s in stages_of(Choice(tuple(units)), self.pool)]
+        done = simulate(self.pool, stages)
+        return done.logits, done.costs
+
+    def _tuned(self, ceiling: float) -> dict[str, object]:
+        logits, costs = torch.empty_like(self.pool.plain), torch.empty(len(self.pool), dtype=torch.float64)
+        warm = torch.empty(len(self.pool), dtype=torch.float64)
+        what = []
+        for one, other in (self.halves, self.halves[::-1]):
+            fitted, test = self.pool.rows(one), self.pool.rows(other)
+            choice = choose(fitted, self.units, ceiling)
+            stages = stages_of(choice, fitted)
+            done = simulate(test, stages)
+            temperature = fit_temperature(simulate(fitted, stages).logits, self.labels[one])
+            logits[other], costs[other] = done.logits, done.costs
+            warm[other] = nll(done.logits, self.labels[other], temperature)
+            what.append(str(choice))
+        return self._row(f"tuned for {ceiling:g}", logits, costs, " | ".join(dict.fromkeys(what)), warm)
+
+    def _warm(self, logits: Tensor) -> Tensor:
+        out = torch.empty(len(logits), dtype=torch.float64)
+        for one, other in (self.halves, self.halves[::-1]):
+            out[other] = nll(logits[other], self.labels[other], fit_temperature(logits[one], self.labels[one]))
+        return out
+
+    def _row(
+        self, setting: str, logits: Tensor, costs: Tensor, what: str, warm: Tensor | None = None
+    ) -> dict[str, object]:
+        right = logits.argmax(1) == self.labels
+        warm = self._warm(logits) if warm is None else warm
+        change = (right.double() - self.right.double()).numpy()
+        likelier = (self.plain - warm).numpy()
+        (low, high), (wlow, whigh) = bootstrap(change), bootstrap(likelier)
+        values = (self.net, len(right), setting, round(float(costs.mean()), 4), round(float(right.double().mean()), 5))
+        values += (round(float(change.mean()), 5), round(low, 5), round(high, 5))
+        values += (int((change > 0).sum()), int((change < 0).sum()))
+        values += (round(float(nll(logits, self.labels).mean()), 5), round(float(warm.mean()), 5))
+        values += (round(float(likelier.mean()), 5), round(wlow, 5), round(whigh, 5), what)
+        return dict(zip(FIELDS, values, strict=True))
+
+
+def merge_rows(new: list[dict[str, object]]) -> None:
+    """Rows of the measured networks take the place of their older ones."""
+    old = []
+    if ROWS.exists():
+        with ROWS.open(newline="") as file:
+            old = [r for r in csv.DictReader(file) if r["net"] != new[0]["net"]]
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows([*old, *new])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
+    parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
+    parser.add_argument("--limit", type=int, help="so many pictures instead of all")
+    parser.add_argument("--pool", default="medium")
+    parser.add_argument("--no-paper", action="store_true", help="without the paper's search, the dearest row")
+    args = parser.parse_args()
+    for net in args.nets:
+        name, found, units = pooled(args.assets, net, args.cache, args.limit, args.pool, not args.no_paper)
+        merge_rows(Halves(name, found, units).rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Single states beside the plain network, before (0 .. R - 1) and after (the side that loses least).
+
+`python -m benchmarks.states --assets DIR [--pictures 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`
+
+For every layer: the mean over its states of what each says alone, paired picture by picture with the plain answer.
+Then the mean of the nearest states, and of the plain network on crops moved by as much over the uncropped picture.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import unstride
+from benchmarks.nets import CAFFE, HALF, Bench, cifar, give, imagenet, zipped
+from unstride.geometry.states import State, StateSpace
+from unstride.procedure.tasks import Plan
+
+NETS = ("cifar20", "cifar56", "mobilenetv2", "efficientnet-lite0", "resnet50")
+NEAR, SIDE, BATCH = 6, 224, 10
+
+
+def bench(assets: Path, name: str, pictures: int) -> Bench:
+    """Pictures whole (256 px) where there is something around the crop."""
+    if name.startswith("cifar"):
+        found = cifar(assets, int(name.removeprefix("cifar")))
+        x, y = found.test
+        return replace(found, test=(x[: 5 * pictures], y[: 5 * pictures]))  # they are small
+    half = (pictures + 1) // 2
+    found = imagenet(assets, name, 4, side=256)
+    stats = CAFFE if name == "resnet50" else HALF
+    parts = [zipped(assets / "imagenet" / f"{z}.zip", stats, half, side=256) for z in ("val_1k_256", "val_1k_b_256")]
+    x, y = (torch.cat(p)[:pictures] for p in zip(*parts, strict=True))
+    return replace(found, test=(x, y))
+
+
+def crop(x: Tensor, dy: int = 0, dx: int = 0) -> Tensor:
+    """The centre, or the crop moved over the picture."""
+    if x.shape[2] <= SIDE:
+        return x
+    top, left = (x.shape[2] - SIDE) // 2 + dy, (x.shape[3] - SIDE) // 2 + dx
+    return x[:, :, top : top + SIDE, left : left + SIDE]
+
+
+def answers(plan: Plan, x: Tensor, states: Sequence[State]) -> Tensor:
+    """Logits (S, B, K) of each state alone; the plain one is computed anyway."""
+    run, target = plan.engine.start(x), plan.targets[0]
+    (values,) = run.add([(i, s) for s in states for i in range(len(x))])
+    return target.finish(values).unflatten(0, (len(states), len(x)))
+
+
+def told(gain: Tensor, scale: float = 1.0, digits: int = 3) -> str:
+    """A paired difference with its 95 % interval."""
+    wide = 1.96 * float(gain.std()) / len(gain) ** 0.5
+    mark = "**" if abs(float(gain.mean())) > wide else ""
+    return f"{mark}{scale * float(gain.mean()):+.{digits}f}{mark} ± {scale * wide:.{digits}f}"
+
+
+def single(space: StateSpace, layer: int, natural: bool) -> list[State]:
+    found = space.natural(layer) if natural else space.selections(layer)
+    return [space.zero.at(layer, s) for s in found if any(s)]
+
+
+def section(assets: Path, name: str, pictures: int) -> list[str]:
+    found = bench(assets, name, pictures)
+    images, labels = found.test
+    better = unstride.enhance(found.model, crop(images[:1]), space="logits")
+    plan = better.prepare(crop(images[:1]))
+    space = plan.found.space
+    near = space.nearest(NEAR)
+    paper = StateSpace(space.rates, space.strides).nearest(NEAR)
+    alone = [s for layer in range(1, len(space.rates) + 1) for n in (False, True) for s in single(space, layer, n)]
+    states = list(dict.fromkeys([space.zero, *alone, *near, *paper]))
+    moves = [tuple(round(d) for d in space.displacement(s)) for s in near] if images.shape[2] > SIDE else []
+    logits, crops = [], []
+    with torch.no_grad():
+        for part in images.split(BATCH):
+            logits.append(answers(plan, crop(part).contiguous(), states))
+            crops += [torch.stack([found.model(crop(part, *m).contiguous()) for m in moves])] if moves else []
+    said = dict(zip(states, torch.cat(logits, 1).float(), strict=True))
+    nll = lambda x: F.cross_entropy(x, labels, reduction="none")  # noqa: E731
+    right = lambda x: (x.argmax(1) == labels).float()  # noqa: E731
+    plain = said[space.zero]
+
+    def against(own: Sequence[Tensor]) -> str:
+        worse = torch.stack([nll(x) for x in own]).mean(0) - nll(plain)
+        points = torch.stack([right(x) for x in own]).mean(0) - right(plain)
+        return f"{told(worse)} | {told(points, 100, 2)}"
+
+    lines = [
+        f"## {found.name}",
+        "",
+        f"{len(labels)} pictures; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
+        "",
+        "| layer | before | own NLL | top-1 | after | own NLL | top-1 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for k, layer in enumerate(plan.found.layers, 1):
+        before, after = (against([said[s] for s in single(space, k, n)]) for n in (False, True))
+        sides = ["/".join(map(str, s)) for s in (range(layer.rate[0]), layer.sides[0])]
+        lines.append(f"| {k}: {layer.ops[0][0]} | {sides[0]} | {before} | {sides[1]} | {after} |")
+    mean = lambda chosen: against([torch.stack([said[s] for s in chosen]).softmax(-1).mean(0).log()])  # noqa: E731
+    lines += [f"| mean of {NEAR} near | | {mean(paper)} | | {mean(near)} |"]
+    if crops:
+        moved = torch.cat(crops, 1).float().softmax(-1).mean(0).log()
+        lines.append(f"| mean of crops moved as far | | | | | {against([moved])} |")
+    return [*lines, ""]
+
+
+PAGE = """# Single states, before and after
+
+Of the selections s and s - R that take one phase, "before" takes the paper's, 0 to R - 1, and "after" the one that
+loses least at the layer's ops (see `StateSpace.natural`). Own NLL and top-1 (points) of a layer's states, each alone,
+in the mean, less the plain network's on the same pictures, with 95 % intervals; bold where 0 lies outside. The last
+rows are means over probabilities of {near} looks, the plain one among them: near states, and the plain network on crops
+moved by as much over the uncropped picture.
+
+    python -m benchmarks.states --assets DIR --pictures {pictures}
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--nets", default=",".join(NETS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    page = PAGE.format(near=NEAR, pictures=args.pictures)
+    for name in args.nets.split(","):
+        page += "\n".join(section(args.assets, name, args.pictures)) + "\n"
+        give(page, args.out)  # network by network: it takes a while
+
+
+if __name__ == "__main__":
+    main()

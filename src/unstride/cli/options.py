@@ -1,0 +1,75 @@
+"""The options that several commands take: each defined, documented and read once; a command adds only its default."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from unstride.models import Loaded
+
+# ---------------------------------------------------------------- the model
+Spec = Annotated[
+    str,
+    typer.Argument(
+        help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, sample, "
+        "or efficientnet-lite0, which needs no hub."
+    ),
+]
+Weights = Annotated[str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")]
+AnyWeights = Annotated[
+    str | None, typer.Option(help="default (pretrained), random, or a file; what is here, where none are named.")
+]
+Task = Annotated[
+    str | None, typer.Option(help="classification or segmentation; by default what the data or the model is for.")
+]
+ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and width; by default the model's own.")]
+
+# ---------------------------------------------------------------- the data
+Data = Annotated[
+    str,
+    typer.Option(
+        help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k or masks, "
+        "each as KIND:PATH; or sample, sample-segmentation."
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="Part of --data; by default the kind's usual one.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many images, spread over the whole.")]
+
+# ---------------------------------------------------------------- the procedure
+Budgets = Annotated[str | None, typer.Option(help="States per image, such as 4,10; 1 is the plain network.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")]
+
+# ---------------------------------------------------------------- what comes out
+Plot = Annotated[Path | None, typer.Option(help="Write a picture there (.png, .pdf, .svg, .jpg or .webp).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+MOST = 1_000_000  # that a count may be: of states, of images in a batch
+SEVERAL = 1000  # counts in one list
+
+
+def numbers(name: str, text: str, most: int = MOST) -> list[int]:
+    """`1,4,10` or `2-4`: whole numbers from 1 to `most`."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= most:
+            wanted = f"whole numbers from 1 to {most:,} such as 1,4,10 or 2-4"
+            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted {wanted}")
+        if len(found) + last - first >= SEVERAL:
+            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted at most {SEVERAL:,} of them")
+        found += range(first, last + 1)
+    return found
+
+
+def on_device(loaded: "Loaded") -> "Loaded":
+    """The model on this process's GPU, where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
+    return loaded

@@ -1,0 +1,76 @@
+"""`unstride tune SPEC --data KIND:PATH --cost 1.5 --out recipe.toml`: the best that can be done at that cost."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unstride.cli.options import AsJson, Limit, Seed, Spec, Weights
+from unstride.jobs import strict
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)
+
+
+def tune(
+    spec: Spec,
+    data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH or sample.")] = None,
+    pictures: Annotated[
+        list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
+    ] = None,
+    cost: Annotated[float, typer.Option(help="Mean cost of a picture, in plain forwards.")] = 2.0,
+    out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml), for --recipe.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
+    pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
+    objective: Annotated[str, typer.Option(help="likelihood or accuracy.")] = "likelihood",
+    guard: Annotated[
+        float | None, typer.Option(help="Points: refuse a recipe that may lose more than that, with 95 % confidence.")
+    ] = None,
+    paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
+    limit: Limit = None,
+    weights: Weights = "default",
+    cache: Annotated[Path | None, typer.Option(help="Folder for what the network said; a killed run goes on.")] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone."""
+    if (data is None) == (not pictures):
+        raise typer.BadParameter("give --data with labels, or --pictures without")
+    from unstride import models
+    from unstride.jobs.outputs import check_file
+
+    for path, name in ((out, "--out"), (report, "--report")):
+        if path is not None:
+            check_file(path, name)
+    loaded = models.load(spec, weights=weights)
+    if pictures:
+        from unstride.tuning.unlabelled import settle
+
+        settled = settle(loaded, pictures, cost)
+        typer.echo(str(settled))
+        if out is not None:
+            typer.echo(f"wrote {settled.save(out)}")
+        return
+    from unstride.tuning.tune import tune as find
+
+    assert data is not None
+    tuned = find(
+        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, cache_dir=cache,
+        seed=seed, progress=True,
+    )  # fmt: skip
+    made = {}
+    if out is not None:
+        made["out"] = str(tuned.save(out))
+    if report is not None:
+        from unstride.tuning.page import page
+
+        report.write_text(page(tuned, f"{spec} on {data}"), encoding="utf-8")
+        made["report"] = str(report)
+    if as_json:
+        rows = [dict(zip(("name", *tuned.table()[0][1:]), row, strict=True)) for row in tuned.table()[1:]]
+        typer.echo(strict.dumps({"rows": rows, "verdict": tuned.verdict, "cost": tuned.cost, **made}))
+        return
+    typer.echo(str(tuned))
+    for written in made.values():
+        typer.echo(f"wrote {written}")

@@ -1,0 +1,212 @@
+"""What a model is at this moment: modules, weights, buffers, hooks and attributes. Was anything changed since?
+
+Weights can be written without a trace (`p.data.copy_(...)`, a numpy view), so every byte is read again at each look:
+a sum per column, at the speed of memory. A changed attribute is found by going through what each module holds.
+"""
+
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+COLUMNS = 251  # a prime: weights that change places (a flipped kernel, other channels first) change columns
+_REGISTERS = ("_parameters", "_buffers", "_modules")  # what they hold is known by the module's own name
+_IDLE = {"training", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_state_dict_hooks"}
+_IDLE |= {"_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
+_IDLE |= {"_non_persistent_buffers_set", "_forward_hooks_always_called"}  # nothing that a forward pass depends on
+_PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A dict, list or set, and what it held."""
+
+    path: str
+    thing: Any
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    named: bool  # what it holds has names within the model; of another container it only counts that it changed
+
+    def same(self) -> bool:
+        """Whether it holds the very same objects: nearly always, and soon found out."""
+        thing = self.thing
+        if len(thing) != len(self.values):
+            return False
+        if self.keys:
+            return all(map(is_, thing.values(), self.values)) and all(map(is_, thing, self.keys))
+        return all(map(is_, thing, self.values))
+
+    def changes(self) -> Iterator[str]:
+        if isinstance(self.thing, dict):
+            was, now = dict(zip(self.keys, self.values, strict=True)), dict(self.thing)
+        else:
+            was, now = dict(enumerate(self.values)), dict(enumerate(self.thing))
+        for key in {**was, **now}:
+            if key not in _IDLE and (key not in was or key not in now or not _alike(was[key], now[key])):
+                yield join(self.path, key) if self.named else self.path
+
+
+@dataclass(frozen=True, eq=False)
+class _Class:
+    """A module's class, and what its calls run."""
+
+    path: str
+    module: nn.Module
+    kind: type
+    forward: Any
+
+    def same(self) -> bool:
+        return type(self.module) is self.kind and getattr(self.kind, "forward", None) is self.forward
+
+
+class _Contents:
+    """Tensors by name, and what was in them. Lists side by side: there are many, and most are short."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.paths, self.tensors = list(tensors), list(tensors.values())
+        self.memory = [_memory(t) for t in self.tensors]  # their bytes, as they are now
+        self.were = self._now()
+
+    def _now(self) -> list[list[Any]]:
+        places = [list(map(ask, self.tensors)) for ask in (_pointer, _version, Tensor.size)]
+        return [*places, [_sums(m) for m in self.memory]]
+
+    def changes(self) -> Iterator[str]:
+        now = self._now()
+        if now != self.were:
+            pairs = zip(self.paths, zip(*now, strict=True), zip(*self.were, strict=True), strict=True)
+            yield from (path for path, new, old in pairs if new != old)
+
+
+class Snapshot:
+    """`seen = Snapshot(model)`; later `seen.changed()` names something that is no longer as it was, or is None.
+
+    A module's own mode (training or evaluation) does not count: unstride runs every model as in evaluation.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.classes: list[_Class] = []
+        self.held: list[_Held] = []
+        self.empty: list[_Held] = []  # most are: a module has many registers
+        self.tensors: dict[str, Tensor] = {}
+        self._seen: dict[int, Any] = {}  # by address; kept, so that no address comes twice
+        self._look("", model)
+        self._look("global hooks", torch.nn.modules.module._global_forward_hooks)
+        self._look("global hooks", torch.nn.modules.module._global_forward_pre_hooks)
+        self._things = [part.thing for part in self.empty]
+        self._contents = _Contents(self.tensors)
+
+    def changes(self) -> Iterator[str]:
+        """What changed, by name."""
+        yield from (part.path or "model" for part in self.classes if not part.same())
+        if any(self._things):
+            yield from (path for part in self.empty for path in part.changes())
+        yield from (path for part in self.held if not part.same() for path in part.changes())
+        yield from self._contents.changes()
+
+    def changed(self, besides: Iterable[str] = ()) -> str | None:
+        """The first thing that changed, leaving out names that are known to change."""
+        known = set(besides)
+        return next((path for path in self.changes() if path not in known), None)
+
+    def _look(self, path: str, value: Any, register: bool = False) -> None:
+        if isinstance(value, _PLAIN) or id(value) in self._seen:
+            return
+        inside = holds(value)
+        if isinstance(value, Tensor):
+            self.tensors[path] = value
+        elif inside is None:
+            return
+        self._seen[id(value)] = value
+        if inside is None:
+            return
+        if isinstance(value, nn.Module):
+            self.classes.append(_Class(path, value, type(value), getattr(type(value), "forward", None)))
+        keys = tuple(inside) if isinstance(inside, dict) else ()
+        values = tuple(inside.values() if isinstance(inside, dict) else inside)
+        if not isinstance(value, tuple | frozenset):
+            part = _Held(path, inside, keys, values, register or isinstance(value, nn.Module))
+            (self.held if values else self.empty).append(part)
+        for key, child in zip(keys or range(len(values)), values, strict=True):
+            if key not in _IDLE:
+                self._look(join(path, key), child, key in _REGISTERS)
+
+
+def join(path: str, key: Any) -> str:
+    """A name within a model. Example: `join("layer1.0", "stride")`."""
+    return path if key in _REGISTERS else f"{path}.{key}" if path else str(key)
+
+
+def holds(value: Any) -> Any:
+    """What a value consists of, if it is worth looking into: a dict, or a list, tuple or set; None if it is not.
+
+    Modules and builtin containers are, and small objects such as a config, whose attributes are plain values, tensors
+    or modules. Of other objects (a logger, a trainer) it only counts which one it is.
+    """
+    if isinstance(value, nn.Module):
+        return value.__dict__
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return value
+    if isinstance(value, type | types.FunctionType | types.MethodType | types.ModuleType | Tensor):
+        return None
+    inside = getattr(value, "__dict__", None)
+    return inside if isinstance(inside, dict) and all(map(_simple, inside.values())) else None
+
+
+def _simple(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_simple, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_simple, value))
+    return isinstance(value, (*_PLAIN, Tensor, nn.Module))
+
+
+def _alike(was: Any, now: Any) -> bool:
+    if isinstance(was, tuple) and isinstance(now, tuple):
+        return len(was) == len(now) and all(map(_alike, was, now))
+    return was is now or (isinstance(was, _PLAIN) and type(was) is type(now) and was == now)
+
+
+def _pointer(t: Tensor) -> int:
+    try:
+        return t.data_ptr()
+    except RuntimeError:  # no memory of its own: sparse, or a subclass
+        return id(t)
+
+
+def _version(t: Tensor) -> int:
+    """How often torch saw it written; tensors of inference mode do not count."""
+    return 0 if t.is_inference() else t._version
+
+
+def _memory(t: Tensor) -> list[Any]:
+    """Every byte between the first and the last element, in arrays that see later writes: (rows, columns), and a rest.
+
+    Tensors without memory of their own have none: of them it counts which they are and how often they were written.
+    """
+    try:
+        with torch.no_grad():
+            span = 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+            flat = torch.as_strided(t.detach(), (span if t.numel() else 0,), (1,)).view(torch.uint8)
+    except (RuntimeError, TypeError):
+        return []
+    if flat.device.type != "cpu":
+        whole = len(flat) // COLUMNS * COLUMNS
+        return [flat[:whole].view(-1, COLUMNS), flat[whole:][None]]
+    memory = flat.numpy()
+    whole = memory.nbytes // (8 * COLUMNS) * (8 * COLUMNS)
+    return [memory[:whole].view(np.int64).reshape(-1, COLUMNS), memory[whole:]] if whole else [memory]
+
+
+def _sums(memory: list[Any]) -> list[Any]:
+    """Long arrays as sums over their columns, short ones as they are."""
+    return [_sum(m) if m.ndim == 2 else m.tobytes() for m in memory]
+
+
+def _sum(m: Any) -> Any:
+    return np.add.reduce(m, axis=0).tobytes() if isinstance(m, np.ndarray) else m.sum(0).tolist()

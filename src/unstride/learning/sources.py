@@ -1,0 +1,116 @@
+"""Loader -> pools: what a training's maps depend on (`Job`), and where they are kept (`Source`)."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unstride.enhanced import Enhanced
+from unstride.errors import InputError
+from unstride.jobs.distributed import World
+from unstride.jobs.fingerprint import fingerprint
+from unstride.jobs.progress import progress
+from unstride.learning.pools import (
+    Pool,
+    SampledSearch,
+    Store,
+    batches,
+    check_labels,
+    draw_pools,
+    image_key,
+    unfamiliar,
+)
+from unstride.procedure.options import Options
+from unstride.procedure.search import Search
+from unstride.procedure.tasks import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What maps depend on: the model, its options, how states are drawn."""
+
+    better: Enhanced
+    plan: Plan
+    options: Options
+    budget: int
+    seed: int
+    familiar: bool
+
+    def pools(self, images: Tensor, labels: list[int], part: str, epoch: int) -> list[Pool]:
+        check_labels(labels, max(2, self.plan.found.trace.shapes[self.plan.targets[0].leaf][1]))
+        space, layers = self.plan.found.space, self.options.layers
+        if self.familiar:
+            images = unfamiliar(images, [f"{self.seed} {image_key(x, y)}" for x, y in zip(images, labels, strict=True)])
+
+        def draw(key: str) -> Search:
+            if part == "val":  # as at test time
+                return Search(space, layers, self.budget)
+            return SampledSearch(space, layers, self.budget, seed=f"{self.seed} {epoch} {key}")
+
+        at_once = self.better.images_at_once(self.plan, replace(self.options, budget=self.budget))
+        out: list[Pool] = []
+        for i in range(0, len(labels), at_once):
+            part_of = slice(i, i + at_once)
+            out += draw_pools(self.plan, images[part_of], labels[part_of], draw, self.options)
+        return out
+
+    def key(self, *more: Any) -> str:
+        o, found = self.options, self.plan.found
+        what = [fingerprint(self.better.model), found.space.rates, found.space.strides, self.plan.space, self.budget]
+        what += [self.familiar, self.seed, o.layers, o.align, o.border, str(self.plan.graph.dtype), *more]
+        return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+
+
+class Source:
+    """Pools of a loader's images: computed once and kept where they fit `limit` bytes, otherwise anew in each epoch."""
+
+    def __init__(
+        self, job: Job, loader: Iterable[Any], part: str, folder: Path | None, limit: int, us: World, show: bool
+    ) -> None:
+        self.job, self.loader, self.part, self.cached = job, loader, part, True
+        self.keys: list[str] = []
+        self.store = Store(folder / f"{part}-{job.key()}" if folder is not None else None)
+        total = len(loader) if isinstance(loader, Sized) else None
+        with progress(f"maps of {part} images", total, show and us.leads) as advance:
+            for number, (images, labels) in enumerate(self._batches()):
+                keys = [image_key(x, y) for x, y in zip(images, labels, strict=True)]
+                self.keys += keys
+                fresh = [i for i, k in enumerate(keys) if k not in self.store]
+                if self.cached and fresh and number % us.size == us.rank:
+                    pools = job.pools(images[fresh], [labels[i] for i in fresh], part, 0)
+                    expected = sum(p.bytes for p in pools) * (total or 1) if number < us.size else 0
+                    self.cached = max(self.store.bytes, expected) <= limit
+                    if self.cached:
+                        self.store.add({keys[i]: p for i, p in zip(fresh, pools, strict=True)})
+                advance(1, "")
+        us.wait()
+        self.store.scan()
+        self.cached &= all(k in self.store for k in self.keys)
+        us.wait()
+        if not self.cached and us.leads:
+            self.store.clear()
+        self.keys.sort()  # whatever order the loader has
+
+    def _batches(self) -> Iterator[tuple[Tensor, list[int]]]:
+        shape = (self.job.plan.graph.channels, *self.job.plan.graph.size)
+        for images, labels in batches(self.loader, f"{self.part}_loader"):
+            if tuple(images.shape[1:]) != shape:
+                raise InputError(f"{self.part}_loader: images {tuple(images.shape[1:])} after {shape}; wanted one size")
+            yield images, labels
+
+    def groups(self, epoch: int, size: int, shuffled: bool) -> Iterator[list[Pool]]:
+        """Pools of `size` images at a time."""
+        if self.cached:
+            order = list(self.keys)
+            if shuffled:
+                random.Random(f"{self.job.seed} {epoch}").shuffle(order)
+            for i in range(0, len(order), size):
+                yield [self.store[k] for k in order[i : i + size]]
+            return
+        for images, labels in self._batches():
+            for i in range(0, len(labels), size):
+                yield self.job.pools(images[i : i + size], labels[i : i + size], self.part, epoch)

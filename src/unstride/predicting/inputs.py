@@ -1,0 +1,188 @@
+"""Where pictures lie: files, folders, lists, tar shards, Hugging Face data sets; one by one, in an order that is fixed.
+
+    for entry in entries(["photos/", "@more.txt", "shard-000.tar", "hf:/data/flowers"]):
+        open_image(entry.fetch())
+
+Nothing is held but the names of one folder, so that a million pictures take no more memory than a thousand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unstride.errors import DataError
+from unstride.views.images import is_image_name
+
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+MEMBER_BYTES = 1 << 28  # of one picture in a tar: it is read whole
+_BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A picture that is listed, not read. `fetch` gives its file or its bytes, before the next entry is asked for."""
+
+    name: str
+    fetch: Callable[[], Path | bytes]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How many pictures there are (None: only reading everything would tell), and what tells these from others."""
+
+    count: int | None
+    digest: str
+
+
+def entries(inputs: Sequence[str | Path]) -> Iterator[Entry]:
+    """All pictures of all inputs; what is not there at all is a DataError, before anything is read."""
+    checked = [_checked(str(one)) for one in inputs]
+    for one in checked:
+        yield from _entries(one)
+
+
+def survey(inputs: Sequence[str | Path]) -> Survey:
+    """One pass over the names. Compressed tars are not unpacked for it: size and date stand for what they hold."""
+    digest, count, known = hashlib.sha256(), 0, True
+    for one in map(str, inputs):
+        if _is_tar(one):
+            stat = Path(_checked(one)).stat()
+            digest.update(f"{one}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+            if not one.lower().endswith(".tar"):
+                known = False
+                continue
+        for entry in entries([one]):
+            digest.update(f"{entry.name}\n".encode(errors="surrogateescape"))
+            count += 1
+    return Survey(count if known else None, digest.hexdigest()[:16])
+
+
+def _checked(given: str) -> str:
+    path = Path(given.removeprefix("@").removeprefix("hf:"))
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
+    return given
+
+
+def _entries(given: str) -> Iterator[Entry]:
+    path = Path(given)
+    if given.startswith("@"):
+        yield from _list(Path(given[1:]))
+    elif given.startswith("hf:") or (path.is_dir() and _is_hf(path)):
+        yield from _hf(Path(given.removeprefix("hf:")))
+    elif _is_tar(given):
+        yield from _tar(path)
+    elif path.is_dir():
+        yield from _folder(path, set(), [])
+    else:
+        yield Entry(given, partial(_itself, path))
+
+
+def _list(path: Path) -> Iterator[Entry]:
+    """A line for each picture, folder or shard; relative to the list itself. What is not there is a row's error."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            name = line.strip()
+            if name and not name.startswith("#"):
+                yield from _entries(str(path.parent / name))
+
+
+def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
+    """Sorted, to the bottom; links to folders are followed once, and never back to where they lie."""
+    here = os.path.realpath(root)
+    if here in seen:
+        return
+    seen.add(here)
+    try:
+        names = sorted(os.listdir(root))
+    except OSError as error:
+        raise DataError(f"{root}: cannot be read ({error.strerror or error})") from error
+    for name in names:
+        path = root / name
+        if path.is_dir():
+            yield from _folder(path, seen, [*above, here])
+        elif is_image_name(path) and not _elsewhere(path, [*above, here]):
+            yield Entry(str(path), partial(_itself, path))
+
+
+def _elsewhere(path: Path, above: Sequence[str]) -> bool:
+    """Whether it is a link to a picture that is found under its own name below the same folder."""
+    return path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(above[0])
+
+
+def _is_tar(given: str) -> bool:
+    return given.lower().endswith(TARS) and not given.startswith(("@", "hf:"))
+
+
+def _tar(path: Path) -> Iterator[Entry]:
+    """The images in a shard, as it comes; the rest of a sample (.json, .cls) is passed over."""
+    plain = path.name.lower().endswith(".tar")
+    try:
+        with tarfile.open(path, "r:" if plain else "r|*") as tar:
+            while (member := tar.next()) is not None:
+                if member.isreg() and is_image_name(Path(member.name)):
+                    yield Entry(f"{path}/{member.name}", partial(_member, tar, member))
+                tar.members = []  # type: ignore[attr-defined]  # it would remember every one
+    except _BROKEN as error:
+        text = f"{path}: the shard is damaged ({error}); what came before is done, the rest cannot be read"
+        yield Entry(str(path), partial(_refuse, text))
+
+
+def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    if member.size > MEMBER_BYTES:
+        raise DataError(f"{member.name}: {member.size:,} bytes are too many for a picture")
+    try:
+        file = tar.extractfile(member)
+        data = b"" if file is None else file.read()
+    except _BROKEN as error:
+        raise DataError(f"{member.name}: cannot be read ({error})") from error
+    if len(data) != member.size:
+        raise DataError(f"{member.name}: {len(data):,} of {member.size:,} bytes are there")
+    return data
+
+
+def _itself(path: Path) -> Path:
+    return path
+
+
+def _refuse(text: str) -> Path:
+    raise DataError(text)
+
+
+def _is_hf(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def _hf(path: Path) -> Iterator[Entry]:
+    """What `save_to_disk` wrote; of several splits, all of them."""
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise DataError("Hugging Face data needs the datasets library: pip install 'unstride[hf]'") from error
+    try:
+        data = datasets.load_from_disk(str(path))
+    except Exception as error:
+        raise DataError(f"{path}: not a folder written by save_to_disk ({error})") from error
+    splits = data if isinstance(data, datasets.DatasetDict) else {"": data}
+    for split, rows in splits.items():
+        columns = [name for name, feature in rows.features.items() if isinstance(feature, datasets.Image)]
+        if len(columns) != 1:
+            raise DataError(f"{path}: columns {', '.join(rows.features)}; wanted one Image among them")
+        raw = rows.cast_column(columns[0], datasets.Image(decode=False))
+        for index in range(len(raw)):
+            name = "/".join(filter(None, (str(path), split, f"{index:08d}")))
+            yield Entry(name, partial(_hf_bytes, raw, columns[0], index))
+
+
+def _hf_bytes(data: Any, column: str, index: int) -> Path | bytes:
+    stored = data[index][column]
+    return stored["bytes"] or Path(stored["path"])

@@ -1,0 +1,352 @@
+r"""`predict(model, pictures, out)`: every picture's answer in a table, however many pictures there are.
+
+    done = unstride.predict("timm:resnet18", ["photos/", "shard-000.tar"], "predictions.parquet", recipe="flip")
+    print(done)
+
+A run that was killed goes on where it was when it is started again: rows are finished in parts, each a file of its own
+beside OUT until the last one is done. Under torchrun the parts are dealt to the processes, and the rows are those of
+one process with as many threads:
+
+    torchrun --nproc-per-node 2 -m unstride predict SPEC INPUT... --out predictions.jsonl
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.enhanced import Enhanced, enhance
+from unstride.errors import DataError, OptionError, UnstrideError
+from unstride.jobs import locks, outputs, strict
+from unstride.jobs.distributed import World, world
+from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.jobs.progress import progress as show_progress
+from unstride.models import Loaded
+from unstride.models import load as load_model
+from unstride.models.weights import place
+from unstride.predicting.inputs import Entry, Survey, entries, survey
+from unstride.predicting.parts import PART, Parts, check_out, write_table
+from unstride.predicting.reading import BYTES, Preparing, Reader, Ready
+from unstride.predicting.rows import Columns, Row, at_size, write_mask
+from unstride.procedure.prediction import Prediction
+from unstride.proof.rows import versions
+from unstride.recipe.files import to_data
+from unstride.views.canvas import Pictures
+from unstride.views.images import open_image
+from unstride.views.policies import IDENTITY
+
+BATCH = {"classification": 32, "segmentation": 1}
+_PLANS = 8  # captures kept: pictures of many sizes would otherwise fill the memory with them
+_TRIED = 32  # pictures, to find one that can be read
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a run did. `waiting` is the share of its time in which the network waited for pictures."""
+
+    out: str
+    pictures: int
+    errors: int
+    changed: float  # share of the answers (segmentation: of the pixels) that are not the plain network's
+    cost: float  # mean, in plain forwards
+    seconds: float  # of this run; those before a crash are not in it
+    waiting: float
+    masks: str | None = None
+
+    def __str__(self) -> str:
+        rate = f" ({self.pictures / self.seconds:.1f} pictures/s)" if self.seconds else ""
+        lines = [
+            f"{self.pictures:,} pictures, {self.errors:,} of them could not be read or run{rate}",
+            f"{self.changed:.2%} changed, at {self.cost:.2f} plain forwards each",
+            f"{self.waiting:.0%} of the time was waiting for pictures",
+            f"table: {self.out}",
+        ]
+        return "\n".join(lines + ([f"masks: {self.masks}"] if self.masks else []))
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run: the model with its recipe, where the pictures are, and where the rows go."""
+
+    loaded: Loaded
+    better: Enhanced
+    inputs: tuple[str, ...]
+    out: Path
+    columns: Columns
+    batch_size: int
+
+    @property
+    def parts(self) -> Parts:
+        return Parts.beside(self.out)
+
+    @property
+    def masks(self) -> Path | None:
+        return self.out.with_name(self.out.stem + ".masks") if self.better.task == "segmentation" else None
+
+    @property
+    def record(self) -> Path:
+        return self.out.with_name(self.out.name + ".run.json")
+
+
+def predict(
+    model: str | Loaded,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    weights: str = "default",
+    task: str | None = None,
+    top: int = 5,
+    batch_size: int | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Predicted:
+    """A row for every picture in `out` (.jsonl, .csv or .parquet); for segmentation, a mask file for each as well.
+
+    inputs     picture files, folders, "@list.txt" (a path on each line, relative to the list), tar shards of
+               WebDataset, folders of a Hugging Face `save_to_disk`
+    top        classes in each row
+    options    what `enhance` takes: recipe, budget, ...
+
+    A picture that cannot be read is a row with its error. OUT.run.json says what made the table.
+    """
+    job = _job(model, inputs, Path(out), weights, task, top, batch_size, options)
+    with world() as us:
+        found = us.share(survey(job.inputs) if us.leads else Survey(0, ""))
+        about = _about(job, found)
+        run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        if us.share(run) != run:
+            raise OptionError("the processes disagree on the model, the pictures or the options; start all alike")
+        before = us.share(_finished(job, run) if us.leads else None)
+        if before is not None:
+            return before
+        with locks.alone(job.parts.folder, us.leads):
+            if us.leads:
+                job.parts.claim(run)
+            us.wait()
+            start = time.perf_counter()
+            count, waited = _work(job, found, us, progress)
+            us.wait()
+            done = None
+            if us.leads:
+                seconds = time.perf_counter() - start
+                done = _join(job, count, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
+        if us.leads:
+            job.parts.remove()
+        told = us.share(done)
+        assert told is not None
+        return told
+
+
+def _job(
+    model: str | Loaded,
+    inputs: Any,
+    out: Path,
+    weights: str,
+    task: str | None,
+    top: int,
+    batch: int | None,
+    options: Any,
+) -> Job:
+    check_out(out)
+    if top < 1 or (batch is not None and batch < 1):
+        raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
+    loaded = load_model(model, weights) if isinstance(model, str) else model
+    task = task or loaded.task or "classification"
+    loaded = loaded.for_task(task)
+    if task == "segmentation" and loaded.preprocess.crop is not None:
+        raise OptionError(
+            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole picture: use crop=None"
+        )
+    out = Path(os.path.realpath(out))  # what a link stands for, not the link
+    given = (str(inputs),) if isinstance(inputs, str | Path) else tuple(map(str, inputs))
+    if not given:
+        raise OptionError("inputs: none given; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
+    device, dtype = place(loaded.model)
+    example = _example(loaded, given).to(device, dtype)
+    better = enhance(loaded.model, example, **{"preprocess": loaded.preprocess, **options, "task": task})
+    classes = len(loaded.classes) or top
+    return Job(loaded, better, given, out, Columns(task, min(top, classes)), batch or BATCH[task])
+
+
+def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
+    """The first picture that can be read, as the network sees it."""
+    for entry in islice(entries(inputs), _TRIED):
+        try:
+            return loaded.preprocess(open_image(entry.fetch()))[None]
+        except (DataError, OSError):
+            continue
+    return loaded.example()
+
+
+def _about(job: Job, found: Survey) -> dict[str, Any]:
+    """All that the rows depend on."""
+    attention = job.better.attention
+    return {
+        "spec": job.loaded.spec,
+        "weights": job.loaded.weights,
+        "model": fingerprint(job.loaded.model),
+        "recipe": strict.loads(strict.dumps(to_data(job.better.recipe))),
+        "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
+        "preprocess": job.loaded.preprocess.to_json(),
+        "inputs": list(job.inputs),
+        "listing": found.digest,
+        "columns": asdict(job.columns),
+        "device": place(job.loaded.model)[0].type,
+        "versions": versions(),
+    }
+
+
+def _finished(job: Job, run: str) -> Predicted | None:
+    """What the same run said when it was done; another's table is not written over."""
+    if not job.out.exists() or job.parts.folder.exists():
+        return None
+    try:
+        record = strict.loads(job.record.read_bytes())
+        if record["run"] == run:
+            return Predicted(**record["done"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise OptionError(f"{job.out}: is there already, from another run; remove it, or give another name")
+
+
+# ------------------------------------------------------------------------------------------------------------ the work
+
+
+def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float]:
+    """Makes the parts that are missing, each process its share; how many pictures there are, and the seconds waited."""
+    finished = us.share(job.parts.done() if us.leads else set())
+    seen = _Dealt(entries(job.inputs), finished, us)
+    reader = Reader(Preparing(job.loaded.preprocess, job.better.recipe))
+    start, done = time.perf_counter(), 0
+    total = None
+    if found.count is not None:
+        total = max(0, found.count - len(finished) * PART) // us.size
+    label = "predicting" + (f" (process 1 of {us.size})" if us.size > 1 else "")
+    with show_progress(
+        label + (f", {len(finished)} parts were done" if finished else ""), total, progress and us.leads
+    ) as advance:
+        for number, pictures in groupby(reader(iter(seen)), key=lambda ready: ready.part):
+            rows: dict[int, Row] = {}
+            for batch in _batches(job, pictures):
+                rows |= _answers(job, batch)
+                done += len(batch)
+                spent = time.perf_counter() - start
+                advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
+            job.parts.save(number, [rows[index] for index in sorted(rows)])
+    return seen.count, reader.waited
+
+
+class _Dealt:
+    """(part, index, entry) of the pictures that are this process's to do; `count` is of all, when it is through."""
+
+    def __init__(self, found: Iterator[Entry], finished: set[int], us: World) -> None:
+        self.found, self.finished, self.us, self.count = found, finished, us, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int, Entry]]:
+        turn = -1
+        for index, entry in enumerate(self.found):
+            part = index // PART
+            turn += index % PART == 0 and part not in self.finished
+            self.count = index + 1
+            if part not in self.finished and turn % self.us.size == self.us.rank:
+                yield part, index, entry
+
+
+def _batches(job: Job, pictures: Iterator[Ready]) -> Iterator[list[Ready]]:
+    """Pictures of one size together, those without one as they come; never more than so many, or so many bytes."""
+    buckets: dict[tuple[int, ...], list[Ready]] = {}
+    held = 0
+    for ready in pictures:
+        if ready.error:
+            yield [ready]
+            continue
+        shape = tuple(ready.made[IDENTITY].shape)
+        bucket = buckets.setdefault(shape, [])
+        bucket.append(ready)
+        held += ready.bytes
+        if len(bucket) == job.batch_size:
+            held -= sum(one.bytes for one in bucket)
+            yield buckets.pop(shape)
+        elif held > BYTES:
+            yield from buckets.values()
+            buckets, held = {}, 0
+    yield from buckets.values()
+
+
+def _answers(job: Job, batch: list[Ready]) -> dict[int, Row]:
+    """A row for each; one that the model refuses is an error of its own, not of its batch."""
+    first = batch[0]
+    if first.error:
+        return {first.index: job.columns.error(first.name, first.error)}
+    while len(job.better.plans) > _PLANS:
+        del job.better.plans[next(iter(job.better.plans))]
+    try:
+        found = job.better.explain(_source(job, batch))
+    except UnstrideError as error:
+        if len(batch) == 1:
+            return {first.index: job.columns.error(first.name, str(error))}
+        return {index: row for ready in batch for index, row in _answers(job, [ready]).items()}
+    return {ready.index: _row(job, ready, p) for ready, p in zip(batch, found, strict=True)}
+
+
+def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
+    device, dtype = place(job.better.model)
+    made = {view: torch.stack([ready.made[view] for ready in batch]) for view in batch[0].made}
+    pictures = [ready.picture for ready in batch if ready.picture is not None]
+    if not pictures:
+        return made[IDENTITY].to(device, dtype)
+    return Pictures(pictures, job.loaded.preprocess, torch.empty(0, device=device, dtype=dtype), made)
+
+
+def _row(job: Job, ready: Ready, p: Prediction) -> Row:
+    if job.masks is None:
+        return job.columns.row(ready.name, p, job.loaded.classes)
+    p = at_size(p, ready.size)
+    return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
+
+
+# --------------------------------------------------------------------------------------------------------- the results
+
+
+class _Counted:
+    """Rows as they pass, counted."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self.rows, self.errors, self.good, self.changed, self.cost = rows, 0, 0, 0.0, 0.0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.rows:
+            if row["error"] is not None:
+                self.errors += 1
+            else:
+                self.good += 1
+                self.changed += row["changed"]
+                self.cost += row["cost"]
+            yield row
+
+
+def _join(job: Job, count: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
+    """The parts as one table, and what made it beside it."""
+    if not count:
+        raise DataError(f"{', '.join(job.inputs)}: there is no picture")
+    counted = _Counted(job.parts.rows(count))
+    whole = job.parts.folder / job.out.name  # what a crash leaves of it is swept away with the parts
+    write_table(whole, job.columns, iter(counted))
+    os.replace(whole, job.out)
+    good = max(1, counted.good)
+    masks = None if job.masks is None else str(job.masks)
+    done = Predicted(
+        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting, masks
+    )
+    outputs.write_whole(job.record, (strict.dumps({**about, "done": asdict(done)}) + "\n").encode())
+    return done

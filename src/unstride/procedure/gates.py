@@ -1,0 +1,121 @@
+"""Stages of looks, and the gates between them: look again only where the network is not sure.
+
+Stage(views=(parse_view("mirror"),), gate=Gate(below=0.5))   # mirror the images whose margin is below one half
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.errors import OptionError
+from unstride.geometry.states import State, StateSpace
+from unstride.procedure.aggregate import agreement, entropy, top_class, two_class
+from unstride.views.policies import IDENTITY, View
+
+MEASURES = ("margin", "probability", "entropy", "agreement")
+States = str | tuple[Any, ...]  # "plain", "near:N", or states as `StateSpace.parse` reads them
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Only images that are less sure than `below` go on; `share` asks for that share of images, set by `calibrate`.
+
+    Example: `Gate("margin", below=0.5)`, `Gate(share=0.25)`. Every measure runs from 0 (knows nothing) to 1 (certain):
+    `margin` between the two likeliest classes, `probability` of the first, `entropy` as 1 - H / log K, `agreement` as
+    the share of looks so far that give the merged answer.
+    """
+
+    by: str = "margin"
+    below: float | None = None
+    share: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.by not in MEASURES:
+            raise OptionError(f"gate: got by={self.by!r}, wanted one of {', '.join(MEASURES)}")
+        if self.below is None and self.share is None:
+            raise OptionError("gate: give below=0.5 (look again where less sure than that) or share=0.25 of the images")
+        for name, value in (("below", self.below), ("share", self.share)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 <= value <= (1.000001 if name == "below" else 1)):
+                raise OptionError(f"gate: got {name}={value!r}, wanted a number from 0 to 1")
+
+    def opens(self, sure: Tensor) -> Tensor:
+        """Which of these images (B,) look again."""
+        if self.below is None:
+            raise OptionError(
+                f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known "
+                "yet: call better.calibrate(pictures) with some unlabelled ones, or give a threshold: Gate(below=0.5)"
+            )
+        return ~(sure >= self.below)  # what is not a number is not sure
+
+    def __str__(self) -> str:
+        where = f"{self.by} below {self.below:.4g}" if self.below is not None else f"the least sure by {self.by}"
+        return where if self.share is None else f"{where} ({self.share:.0%} of images)"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Looks that are taken together: every view in every state, where the gate is open (always, without one).
+
+    `states`: "plain", "near:N" (the N nearest, the plain one included), or states written out. `weights` and
+    `temperatures` belong to the views: a view's logits are divided by its temperature and count by its weight.
+    """
+
+    views: tuple[View, ...] = (IDENTITY,)
+    states: States = "plain"
+    gate: Gate | None = None
+    weights: tuple[float, ...] = ()
+    temperatures: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.views or len(set(self.views)) < len(self.views):
+            raise OptionError(f"stage: got the views {', '.join(map(str, self.views)) or 'none'}, wanted each once")
+        if isinstance(self.states, str):
+            near_count(self.states)
+        for name in ("weights", "temperatures"):
+            values = getattr(self, name)
+            if values and (len(values) != len(self.views) or not all(0 < v < float("inf") for v in values)):
+                raise OptionError(f"stage: got {name}={values!r}, wanted one positive number for each view")
+
+    def weight(self, view: View) -> float:
+        return self.weights[self.views.index(view)] if self.weights else 1.0
+
+    def temperature(self, view: View) -> float:
+        return self.temperatures[self.views.index(view)] if self.temperatures else 1.0
+
+    def chosen(self, space: StateSpace) -> tuple[State, ...]:
+        """The states of one network."""
+        if isinstance(self.states, str):
+            return space.nearest(near_count(self.states))
+        return tuple(dict.fromkeys(space.parse(s) for s in self.states))
+
+    def __str__(self) -> str:
+        looks = " and ".join("plain" if v == IDENTITY else str(v) for v in self.views)
+        if self.states != "plain":
+            looks += f" in {self.states if isinstance(self.states, str) else f'{len(self.states)} states'}"
+        return looks if self.gate is None else f"where {self.gate}: {looks}"
+
+
+def near_count(text: str) -> int:
+    """ "plain" -> 1, "near:4" -> 4."""
+    if text == "plain":
+        return 1
+    name, _, count = text.partition(":")
+    if name != "near" or not count.isdecimal() or not 1 <= int(count) <= 4096:
+        raise OptionError(f"states: got {text!r}, wanted 'plain', 'near:N' such as 'near:4', or a list of states")
+    return int(count)
+
+
+def sureness(logits: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
+    """How sure merged logits (B, K) are, (B,), from 0 to 1; `own`: the classes (B,) of each look, for agreement."""
+    logits = two_class(logits).float()
+    if by == "entropy":
+        return 1.0 - entropy(logits)
+    if by == "agreement":
+        final = top_class(logits)
+        return torch.stack([agreement(top, final) for top in own]).mean(0)
+    p = logits.softmax(1).topk(2, 1).values
+    return p[:, 0] - p[:, 1] if by == "margin" else p[:, 0]

@@ -1,0 +1,151 @@
+"""A model's plans: captured and analysed once for every image size, forgotten when the model is changed.
+
+Law: a changed model answers as it is now. What a plan was made from (weights folded and packed, attributes and hooks
+traced) is compared with the model at every use, see `unstride.graph.snapshot`.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from unstride.engine.compiled import compile_segment
+from unstride.engine.fused import Fuser, available
+from unstride.engine.segments import as_it_is
+from unstride.errors import InputError, ModelRaised, OptionError
+from unstride.geometry.find import find_layers
+from unstride.geometry.grids import by
+from unstride.graph.capture import calling, capture, check_images, wanted_axes
+from unstride.graph.optimise import channels_last, optimise
+from unstride.graph.snapshot import Snapshot
+from unstride.graph.twin import evaluating
+from unstride.procedure.prediction import cropped_output
+from unstride.procedure.tasks import Plan, make_plan
+
+MULTIPLE = 32  # what an image is padded to where the model takes only such sizes
+Key = tuple[Any, ...]  # channels and size, dtype, device
+Crop = tuple[float, ...] | None
+Setup = tuple[str, str | None, int | None, bool | str]  # task, space, max_bytes, optimise: what a plan depends on
+T = TypeVar("T")
+OPTIMISE = (True, False, "compile")
+
+
+class Plans(dict[Key, Plan]):
+    """`plans.fitted(images)` -> images, plan, crop. Safe to use from several threads: a size is captured once."""
+
+    def __init__(self, model: nn.Module, setup: Setup) -> None:
+        super().__init__()
+        self.model, self.setup = model, setup
+        self.lock = threading.RLock()
+        self._seen: Snapshot | None = None
+        self._own: frozenset[str] = frozenset()  # names of what the model itself changes when it runs
+        self._refused: dict[Key, ModelRaised] = {}
+
+    def of(self, images: Tensor) -> Plan:
+        """The plan for images of this size, dtype and device."""
+        check_images(images, axes=wanted_axes(self.model))
+        key = (*images.shape[1:], images.dtype, images.device)
+        self._refresh()
+        plan = self.get(key)
+        if plan is None:
+            with self.lock:
+                plan = self.get(key) or self._make(key, images)
+        return plan
+
+    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, Crop]:
+        """Images and their plan; where the model does not take this size, padded, with the share that is theirs."""
+        plan, fitted, crop = self._sized(images, self.of)
+        return fitted, plan, crop
+
+    def plain(self, images: Tensor) -> Any:
+        """What the model itself returns, in evaluation mode, whatever mode its modules are in."""
+        model = evaluating(self.model)
+
+        def run(x: Tensor) -> Any:
+            with torch.no_grad(), calling(x):
+                return model(x)
+
+        output, _, crop = self._sized(images, run)
+        return output if crop is None else pytree.tree_map(lambda leaf: cropped_output(leaf, crop), output)
+
+    def _sized(self, images: Tensor, call: Callable[[Tensor], T]) -> tuple[T, Tensor, Crop]:
+        """`call(images)`; in segmentation, where the model raises, on images padded to a multiple of 32."""
+        try:
+            return call(images), images, None
+        except ModelRaised as error:
+            padded, crop = _padded(images) if self.setup[0] == "segmentation" else (images, None)
+            if crop is None:
+                raise
+            try:
+                return call(padded), padded, crop
+            except ModelRaised:
+                raise InputError(
+                    f"the model does not take images of {by(images.shape[2:])} ({error}); padding to "
+                    f"{by(padded.shape[2:])} did not help: "
+                    "resize or pad them to a size the model accepts"
+                ) from error
+
+    def _refresh(self) -> None:
+        seen = self._seen
+        if seen is None or seen.changed(self._own) is not None:
+            with self.lock:
+                if self._seen is seen:  # nobody else was here meanwhile
+                    self.clear()
+                    self._refused.clear()
+                    self._seen = Snapshot(self.model)
+
+    def _make(self, key: Key, images: Tensor) -> Plan:
+        if key in self._refused:
+            raise self._refused[key]
+        try:
+            with torch.inference_mode(False), torch.autocast(images.device.type, enabled=False):
+                plan = self._plan(images[:1])  # the graph is the model's; a run may be cast
+        except ModelRaised as error:
+            self._refused[key] = error
+            raise
+        self._own |= plan.graph.own
+        self[key] = plan
+        return plan
+
+    def _plan(self, example: Tensor) -> Plan:
+        task, space, max_bytes, rewrite = self.setup
+        graph, run_segment = capture(self.model, example), as_it_is
+        if rewrite:
+            graph = optimise(graph)
+        found = find_layers(graph)
+        if rewrite and found.mostly_convolutions:
+            graph = channels_last(graph)
+            run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
+        if rewrite == "compile":
+            run_segment = compile_segment
+        return make_plan(graph, found, task, space, max_bytes, run_segment)
+
+    def __reduce__(self) -> Any:
+        """A copy captures the model anew: graphs and packed weights can neither be copied nor sent elsewhere."""
+        return Plans, (self.model, self.setup)
+
+
+def check_run(max_bytes: Any, optimise: Any) -> None:
+    """Refuse what a plan cannot be made with; the recipe has checked itself."""
+    whole = isinstance(max_bytes, int) and not isinstance(max_bytes, bool)
+    if max_bytes is not None and not (whole and max_bytes > 0):
+        raise OptionError(
+            f"max_bytes: got {max_bytes!r}, wanted a positive whole number of bytes (256 << 20 are 256 MiB), or None"
+        )
+    if not any(optimise is o or (optimise == o and isinstance(o, str)) for o in OPTIMISE):
+        raise OptionError(f"optimise: got {optimise!r}, wanted one of {', '.join(map(repr, OPTIMISE))}")
+
+
+def _padded(images: Tensor) -> tuple[Tensor, Crop]:
+    """Images padded to a multiple of 32, and the share of each axis that is theirs; None if that is all."""
+    size = images.shape[2:]
+    more = [-n % MULTIPLE for n in size]
+    if not any(more):
+        return images, None
+    sides = [side for k in reversed(more) for side in (0, k)]
+    padded = F.pad(images, sides, mode="replicate" if min(size) > 1 else "constant")
+    return padded, tuple(n / (n + k) for n, k in zip(size, more, strict=True))

@@ -1,0 +1,49 @@
+"""One number that brings logits to a scale: the temperature at which they are likeliest."""
+
+import math
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from unstride.procedure.aggregate import two_class
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_LOW, _HIGH = math.log(0.2), math.log(5.0)
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """Logits (N, K) divided by it make the labels (N,) likeliest."""
+    logits = two_class(logits.float())
+    return _least(lambda t: float(F.cross_entropy(logits / t, labels)))
+
+
+def match_temperature(logits: Tensor, like: Tensor) -> float:
+    """Logits (N, K) divided by it come nearest to what `like` (N, K) says; no labels are needed.
+
+    Example: a larger view of the same pictures is surer of itself than the plain one; this makes both speak alike.
+    """
+    logits, wanted = two_class(logits.float()), two_class(like.float()).softmax(1)
+    return _least(lambda t: float(F.cross_entropy(logits / t, wanted)))
+
+
+def _least(loss: Callable[[float], float]) -> float:
+    """Golden section over the logarithm: the losses here have one valley."""
+    low, high = _LOW, _HIGH
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    fa, fb = loss(math.exp(a)), loss(math.exp(b))
+    for _ in range(18):
+        if fa < fb:
+            high, b, fb = b, a, fa
+            a = high - _GOLDEN * (high - low)
+            fa = loss(math.exp(a))
+        else:
+            low, a, fa = a, b, fb
+            b = low + _GOLDEN * (high - low)
+            fb = loss(math.exp(b))
+    return math.exp((low + high) / 2)
+
+
+def nll(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """Of each picture, (N,)."""
+    return F.cross_entropy(two_class(logits.double()) / temperature, labels, reduction="none")

@@ -1,0 +1,195 @@
+"""A recipe as a small file that people can read: TOML (or JSON), checked when read; learned weights lie beside it.
+
+write("tuned.toml", recipe, model=model, preprocess=preprocess, figures={"gain": 0.9})
+read("tuned.toml").recipe == recipe
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unstride.errors import ArtefactError, OptionError, UnstrideError
+from unstride.jobs import strict
+from unstride.jobs.artefacts import write_file
+from unstride.jobs.fingerprint import fingerprint
+from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
+from unstride.recipe.recipe import Recipe
+from unstride.views.images import Preprocess
+from unstride.views.policies import parse_view
+
+VERSION = 1
+LIMIT = 1 << 20  # bytes: a recipe is small
+_STOPS = {rule.__name__: rule for rule in (Agreement, Confident, LowEntropy, Margin)}
+_HEAD = ("version", "model", "preprocess", "figures")
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a file holds: the recipe, the network and preprocessing it was made for, the figures it was made by."""
+
+    recipe: Recipe
+    model: str | None = None  # fingerprint
+    preprocess: Preprocess | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    path: Path | None = None
+
+    def check(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
+        """Refuse another network, or pictures that are prepared in another way."""
+        if self.model is not None and self.model != (mine := fingerprint(model)):
+            raise ArtefactError(
+                f"{self.path} was made for a model with fingerprint {self.model[:12]}, this has {mine[:12]}. "
+                "Give the model, with the weights, that it was made for, or tune again."
+            )
+        if preprocess is not None and self.preprocess is not None and preprocess != self.preprocess:
+            old = self.preprocess
+            names = [f.name for f in fields(old) if getattr(preprocess, f.name) != getattr(old, f.name)]
+            raise ArtefactError(
+                f"{self.path} was made with other preprocessing ({', '.join(names)} differ): {old}. "
+                "Prepare the pictures in the same way, or tune again."
+            )
+
+
+def write(
+    path: str | Path,
+    recipe: Recipe,
+    model: nn.Module | str | None = None,
+    preprocess: Preprocess | None = None,
+    figures: Mapping[str, Any] | None = None,
+) -> Path:
+    """The recipe in a file that is there whole or not at all. `model`: a module, or its fingerprint."""
+    path = Path(path)
+    if path.suffix not in (".toml", ".json"):
+        raise OptionError(f"recipe file: got {path.name}, wanted a name that ends in .toml or .json")
+    data: dict[str, Any] = {"version": VERSION, **to_data(recipe)}
+    if model is not None:
+        data["model"] = {"fingerprint": model if isinstance(model, str) else fingerprint(model)}
+    if preprocess is not None:
+        data["preprocess"] = {k: v for k, v in preprocess.to_json().items() if v is not None}
+    if figures:
+        data["figures"] = dict(figures)
+    text = json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
+    return write_file(path, text.encode())
+
+
+def read(path: str | Path) -> Written:
+    """A recipe file, checked: version, every key, every value. Nothing in it is executed."""
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        if len(raw) > LIMIT:
+            raise ArtefactError(f"{path}: {len(raw):,} bytes are too many for a recipe")
+        text = raw.decode("utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else strict.loads(text)
+    except OSError as error:
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError(f"{path} is not valid {path.suffix[1:].upper() or 'TOML'} ({error})") from error
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        version = data.get("version") if isinstance(data, dict) else None
+        raise ArtefactError(f"{path}: got version {version!r}, this reads version {VERSION} of recipe files")
+    try:
+        head = {name: data.pop(name, None) for name in _HEAD}
+        model, prepared = head["model"] or {}, head["preprocess"]
+        missing = {} if prepared is None else {"resize": None, "crop": None}
+        return Written(
+            from_data(data),
+            model.get("fingerprint"),
+            Preprocess.from_json({**missing, **prepared}) if prepared is not None else None,
+            head["figures"] or {},
+            path,
+        )
+    except UnstrideError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ArtefactError(f"{path} does not hold a usable recipe ({type(error).__name__}: {error})") from error
+
+
+def to_data(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain data, without what has its default."""
+    data: dict[str, Any] = {}
+    for f in fields(recipe):
+        value = getattr(recipe, f.name)
+        if value == f.default and f.name not in ("name", "task"):
+            continue
+        if f.name == "stop":
+            if type(value).__name__ not in _STOPS:
+                raise OptionError(f"stop: {value!r} is not one of {', '.join(_STOPS)}, and code is not saved")
+            value = {"rule": type(value).__name__, **asdict(value)}
+        data["stage" if f.name == "stages" else f.name] = (
+            [_plain_stage(s) for s in value] if f.name == "stages" else value
+        )
+    return data
+
+
+def _plain_stage(stage: Stage) -> dict[str, Any]:
+    data: dict[str, Any] = {"views": [v.spec() for v in stage.views], "states": stage.states}
+    if stage.gate is not None:
+        data["gate"] = {k: v for k, v in asdict(stage.gate).items() if v is not None}
+    return data | {k: list(v) for k in ("weights", "temperatures") if (v := getattr(stage, k))}
+
+
+def from_data(data: dict[str, Any]) -> Recipe:
+    """The inverse of `to_data`; what it does not know is refused by name."""
+    data = dict(data)
+    stages = tuple(_stage(s) for s in data.pop("stage", ()))
+    stop = data.pop("stop", None)
+    if stop is not None:
+        stop = dict(stop)
+        rule = _STOPS.get(stop.pop("rule", ""))
+        if rule is None:
+            raise OptionError(f"stop: wanted one of {', '.join(_STOPS)}")
+        stop = rule(**stop)
+    values = {name: _tuples(value) for name, value in data.items()}
+    base = Recipe(stages=stages, stop=stop)
+    return replace(base, **values) if set(values) <= {f.name for f in fields(Recipe)} else base.changed(**values)
+
+
+def _stage(data: dict[str, Any]) -> Stage:
+    known = {"views", "states", "gate", "weights", "temperatures"}
+    if unknown := sorted(set(data) - known):
+        raise OptionError(f"a stage has no {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    gate = Gate(**data["gate"]) if "gate" in data else None
+    more = {k: tuple(float(v) for v in data[k]) for k in ("weights", "temperatures") if k in data}
+    states = data.get("states", "plain")
+    return Stage(tuple(parse_view(v) for v in data["views"]), _tuples(states), gate, **more)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _toml(data: Mapping[str, Any]) -> str:
+    """Plain values first, then tables, then lists of tables; TOML has no None, so nothing here is None."""
+    tables = {k: v for k, v in data.items() if isinstance(v, Mapping)}
+    lists = {k: v for k, v in data.items() if isinstance(v, list) and v and all(isinstance(x, Mapping) for x in v)}
+    lines = [f"{k} = {_value(v)}" for k, v in data.items() if k not in tables and k not in lists]
+    for name, entries in lists.items():
+        for entry in entries:
+            lines += ["", f"[[{name}]]", *(f"{k} = {_value(v)}" for k, v in entry.items())]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items() if v is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items() if v is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)  # nan and inf are TOML's own words, too
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

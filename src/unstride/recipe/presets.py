@@ -1,0 +1,64 @@
+"""Recipes by name: what the paper does, what people do instead, and what we do by default."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from unstride.errors import OptionError
+from unstride.procedure.gates import Gate, Stage
+from unstride.recipe.recipe import Recipe
+from unstride.views.policies import parse_view
+
+
+def _looks(*views: str, gate: Gate | None = None) -> Stage:
+    return Stage(tuple(parse_view(v) for v in views), gate=gate)
+
+
+def _flip(task: str) -> Recipe:
+    return Recipe("flip", task, (_looks("plain", "mirror"),), merge=_merge(task))
+
+
+def _multiscale(task: str) -> Recipe:
+    """Segmentation: mmseg's six scales."""
+    scales = ("0.5x", "0.75x", "1.25x", "1.5x", "1.75x") if task == "segmentation" else ("1.15x", "1.3x")
+    views = [f"{flip}{scale}" for scale in scales for flip in ("", "mirror + ")]
+    return Recipe("multiscale-flip", task, (_looks("plain", "mirror", *views),), merge=_merge(task))
+
+
+def _default(task: str) -> Recipe:
+    again = _looks("mirror", gate=Gate("margin", below=0.5)) if task == "classification" else _looks("mirror")
+    return Recipe("default", task, (_looks("plain"), again), merge=_merge(task))
+
+
+def _merge(task: str) -> str:
+    return "probabilities" if task == "segmentation" else "logits"
+
+
+PRESETS: dict[str, Callable[[str], Recipe]] = {
+    "default": _default,
+    "plain": lambda task: Recipe("plain", task),
+    "paper": lambda task: Recipe("paper", task, budget=10, aggregate="entropy"),
+    "paper-learned": lambda task: Recipe("paper-learned", task, budget=10, criterion="learned", aggregate="attention"),
+    "flip": _flip,
+    "multiscale-flip": _multiscale,
+}
+
+
+def get(name: str | Path | Recipe, task: str | None = None) -> Recipe:
+    """A preset by its name, a recipe from its file, or a Recipe as it is.
+
+    Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`.
+    """
+    if isinstance(name, Recipe):
+        recipe = name
+    elif str(name) in PRESETS:
+        return PRESETS[str(name)](task or "classification")
+    elif Path(name).suffix in (".toml", ".json"):
+        from unstride.recipe.files import read
+
+        recipe = read(name).recipe
+    else:
+        close = difflib.get_close_matches(str(name), PRESETS, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise OptionError(f"recipe: got {str(name)!r}, wanted {', '.join(PRESETS)}, or a .toml file.{hint}")
+    return recipe if task is None or task == recipe.task else recipe.changed(task=task)

@@ -1,0 +1,191 @@
+"""What is done to every picture, in one frozen noun: from Python to the command line to a file and back.
+
+    recipe = unstride.recipe.get("paper").changed(budget=4)
+    print(recipe)
+
+Either `stages` of looks with gates between them, or the paper's search (`budget` > 1, or given `states`); neither is
+the plain network. Each field is defined and checked here and nowhere else; `words` says what it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from unstride.errors import OptionError
+from unstride.geometry.states import State
+from unstride.procedure.aggregate import BORDERS
+from unstride.procedure.gates import Stage
+from unstride.procedure.search import CRITERIA, ORDERS
+from unstride.procedure.stopping import Stop
+from unstride.procedure.tasks import SPACES, TASKS
+from unstride.recipe.words import DOCS
+from unstride.views.policies import IDENTITY
+
+AGGREGATES = ("mean", "entropy", "attention", "max")
+MERGES = ("logits", "probabilities")
+PRECISIONS = (None, "bfloat16", "float16")
+
+
+def _one_of(*allowed: Any) -> Callable[[Any], str | None]:
+    wanted = ", ".join(map(repr, allowed))
+    return lambda value: None if any(value is a or (value == a and type(value) is type(a)) for a in allowed) else wanted
+
+
+def _whole(least: int, what: str) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return None if fits else what
+
+    return check
+
+
+def _range(value: Any) -> str | None:
+    whole = isinstance(value, tuple) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    wanted = "a contiguous range such as range(2, 5)"
+    return None if value is None or (whole and value and value == tuple(range(value[0], value[-1] + 1))) else wanted
+
+
+def _positive(value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if number and 0 < value < float("inf") else "a positive number"
+
+
+def _ask(name: str, default: Any, check: Callable[[Any], str | None], search: bool = False) -> Any:
+    return field(default=default, metadata={"doc": DOCS[name], "check": check, "search": search})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything the procedure does. `print(recipe)` says it in a few lines; recipes compare, hash, fit in a file."""
+
+    name: str = _ask("name", "", lambda v: None if isinstance(v, str) else "a name")
+    task: str = _ask("task", "classification", _one_of(*TASKS))
+    stages: tuple[Stage, ...] = _ask(
+        "stages",
+        (),
+        lambda v: None if isinstance(v, tuple) and all(isinstance(s, Stage) for s in v) else "a tuple of Stage",
+    )
+    merge: str = _ask("merge", "logits", _one_of(*MERGES))
+    temperature: float = _ask("temperature", 1.0, _positive)
+    budget: int = _ask(
+        "budget", 1, _whole(1, "a whole number of states, at least 1 (1 is the model itself)"), search=True
+    )
+    layers: tuple[int, ...] | None = _ask("layers", None, _range, search=True)
+    criterion: str = _ask("criterion", "entropy", _one_of(*CRITERIA), search=True)
+    order: str = _ask("order", "paper", _one_of(*ORDERS), search=True)
+    states: tuple[Any, ...] | None = _ask(
+        "states",
+        None,
+        lambda v: None if v is None or (isinstance(v, tuple) and v) else "a list of states, one selection per layer",
+        search=True,
+    )
+    stop: Stop | None = _ask(
+        "stop",
+        None,
+        lambda v: None if v is None or hasattr(v, "reason") else "a rule such as unstride.Confident(p=0.9)",
+        search=True,
+    )
+    seed: int = _ask("seed", 0, _whole(0, "a whole number"), search=True)
+    aggregate: str = _ask("aggregate", "mean", _one_of(*AGGREGATES), search=True)
+    space: str | None = _ask("space", None, _one_of(None, *SPACES), search=True)
+    align: bool | str = _ask("align", True, _one_of(True, False, "stitch"))
+    border: str = _ask("border", "renormalise", _one_of(*BORDERS))
+    precision: str | None = _ask("precision", None, _one_of(*PRECISIONS))
+    fitted: str | None = _ask(
+        "fitted", None, lambda v: None if v is None or isinstance(v, str) else "the name of a .safetensors file"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "states", "stages"):
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not isinstance(value, str | tuple):
+                object.__setattr__(self, name, tuple(value))
+        if isinstance(self.states, tuple):
+            object.__setattr__(self, "states", tuple(_written(s) for s in self.states))
+        for f in fields(self):
+            wanted = f.metadata["check"](getattr(self, f.name))
+            if wanted is not None:
+                raise OptionError(f"{f.name}: got {getattr(self, f.name)!r}, wanted {_listed(wanted)}")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.stages and (self.budget > 1 or self.states is not None):
+            raise OptionError("a recipe has stages of looks, or a search (budget, states), not both")
+        if self.stages and (self.stages[0].gate is not None or self.stages[0].views[0] != IDENTITY):
+            raise OptionError(
+                "the first stage is for every image, so it has no gate, and it begins with the plain view"
+            )
+        if self.criterion == "learned" and self.aggregate != "attention":
+            raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
+        if self.task == "segmentation" and self.aggregate == "attention":
+            raise OptionError(
+                "aggregate='attention' is for classification; segmentation is learning-free (mean, entropy, max)"
+            )
+        if self.align == "stitch" and (self.task != "segmentation" or self.aggregate == "max"):
+            raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
+
+    def changed(self, **changes: Any) -> Recipe:
+        """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+                raise OptionError(f"a recipe has no {name!r}{hint}")
+        searching = [name for name in changes if name in SEARCH and changes[name] != getattr(self, name)]
+        if self.stages and searching and "stages" not in changes:
+            raise OptionError(
+                f"{searching[0]} belongs to the paper's search, and recipe {self.name or 'of looks'!r} has stages of "
+                "looks instead: give recipe='paper' with it"
+            )
+        return replace(self, **changes)
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is the model as it came."""
+        only = self.budget == 1 and self.states is None and self.temperature == 1
+        return only and all(s.views == (IDENTITY,) and s.states == "plain" for s in self.stages)
+
+    @property
+    def searches(self) -> bool:
+        return not self.stages and (self.budget > 1 or self.states is not None)
+
+    def digest(self) -> str:
+        """The same for recipes that do the same, whatever they are called."""
+        return hashlib.sha256(repr(replace(self, name="")).encode()).hexdigest()[:12]
+
+    def __str__(self) -> str:
+        head = f"{self.name or 'recipe'} ({self.task})"
+        if self.stages:
+            lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
+            end = f"  mean of {self.merge}" + (f", temperature {self.temperature:.4g}" if self.temperature != 1 else "")
+            return "\n".join([head, *lines, end])
+        if not self.searches:
+            return f"{head}: the network as it came"
+        defaults = Recipe()
+        what = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "task", "stages")}
+        asked = [f"{k}={v!r}" for k, v in what.items() if v != getattr(defaults, k)]
+        return f"{head}: search, {', '.join(asked)}"
+
+
+SEARCH = tuple(f.name for f in fields(Recipe) if f.metadata["search"])
+
+
+def _written(state: Any) -> Any:
+    """A state as plain, hashable data."""
+    if isinstance(state, State):
+        return state.selections
+    return tuple(tuple(e) if isinstance(e, list) else e for e in state) if isinstance(state, list | tuple) else state
+
+
+def _listed(wanted: str) -> str:
+    return f"one of {wanted}" if "'" in wanted and "," in wanted and not wanted.startswith(("a ", "the ")) else wanted
+
+
+def field_table() -> list[tuple[str, str, str]]:
+    """(name, default, what it is) of every field, for help and docs."""
+    return [(f.name, repr(f.default), str(f.metadata["doc"])) for f in fields(Recipe)]

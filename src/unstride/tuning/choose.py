@@ -1,0 +1,207 @@
+"""The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
+
+Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is
+decided on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins; it may be
+"plain".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unstride.procedure.aggregate import two_class
+from unstride.procedure.calibrate import threshold
+from unstride.procedure.gates import Gate, Stage, sureness
+from unstride.procedure.looks import Look
+from unstride.procedure.temperature import fit_temperature
+from unstride.tuning.candidates import Unit
+from unstride.tuning.pool import Pool
+from unstride.views.policies import IDENTITY, View
+
+SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
+FOLDS = 5
+CLASSES = 48  # of each picture, the likeliest: enough to choose by
+STEPS = 8  # units that a stage may have
+OBJECTIVES = ("likelihood", "accuracy")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Units behind a gate that this share of pictures passes; no units is the plain network with a temperature."""
+
+    units: tuple[Unit, ...] = ()
+    share: float = 1.0
+
+    def __str__(self) -> str:
+        if not self.units:
+            return "plain"
+        looks = ", ".join(map(str, self.units))
+        return looks if self.share >= 1 else f"{looks} for the least sure {self.share:.0%}"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A pool made ready for choosing: for every unit the sum of its logits (N, M) and how many looks it has."""
+
+    units: tuple[Unit, ...]
+    sums: Tensor  # (U, N, M)
+    counts: Tensor  # (U,)
+    plain: Tensor  # (N, M)
+    labels: Tensor  # (N,), among the M classes
+    margin: Tensor  # (N,)
+    costs: Tensor  # (U,), beside the plain look
+    temperatures: dict[View, float]
+
+    def rows(self, at: Tensor) -> Table:
+        return Table(
+            self.units, self.sums[:, at], self.counts, self.plain[at], self.labels[at], self.margin[at], self.costs,
+            self.temperatures,
+        )  # fmt: skip
+
+
+def table(pool: Pool, units: Sequence[Unit]) -> Table:
+    """Each view at its own temperature, the likeliest classes of each picture, and what units cost."""
+    assert pool.labels is not None
+    zero = pool.looks[0].state
+    views = dict.fromkeys(u.view for u in units)
+    own = {v: fit_temperature(pool.logits[pool.index[Look(v, zero)]], pool.labels) for v in (IDENTITY, *views)}
+    temperatures = {v: t / own[IDENTITY] for v, t in own.items()}
+    logits, labels = _likeliest(pool)
+    sums, counts, costs = [], [], []
+    for unit in units:
+        looks = looks_of(pool, unit)
+        at = [pool.index[look] for look in looks]
+        sums.append(logits[at].sum(0) / temperatures[unit.view])
+        counts.append(len(at))
+        costs.append(pool.cost([pool.looks[0], *looks]) - 1.0)
+    margin = sureness(pool.plain, "margin")
+    return Table(
+        tuple(units), torch.stack(sums), torch.tensor(counts, dtype=torch.float32), logits[0], labels, margin,
+        torch.tensor(costs), temperatures,
+    )  # fmt: skip
+
+
+def looks_of(pool: Pool, unit: Unit) -> list[Look]:
+    """A unit's looks beside the plain one."""
+    states = pool.states(Stage((unit.view,), unit.states), unit.view)
+    return [look for s in states if (look := Look(unit.view, s)) != pool.looks[0]]
+
+
+def _likeliest(pool: Pool) -> tuple[Tensor, Tensor]:
+    """Logits (L, N, M) of each picture's likeliest classes, its own label among them, and where that lies."""
+    assert pool.labels is not None
+    logits = two_class(pool.logits.float(), 2)
+    if logits.shape[2] <= CLASSES:
+        return logits, pool.labels
+    mean = logits.mean(0)
+    top = mean.scatter(1, pool.labels[:, None], math.inf).topk(CLASSES, 1).indices
+    kept = logits.gather(2, top.expand(len(logits), *top.shape))
+    return kept, (top == pool.labels[:, None]).float().argmax(1)
+
+
+def losses(logits: Tensor, labels: Tensor, objective: str, temperature: float = 1.0) -> Tensor:
+    """(..., N, M) -> (..., N): what is to be small."""
+    if objective == "accuracy":
+        return (logits.argmax(-1) != labels).double()
+    chosen = logits.gather(-1, labels.expand(logits.shape[:-1])[..., None])[..., 0]
+    return ((logits / temperature).logsumexp(-1) - chosen / temperature).double()
+
+
+def greedy(t: Table, share: float, ceiling: float, objective: str, temperature: float) -> list[int]:
+    """Units in the order in which they help most, as long as the mean cost stays under the ceiling."""
+    rows = (t.margin < threshold(t.margin, share)).nonzero()[:, 0]
+    room = (ceiling - 1.0) / share
+    total, count, chosen = t.plain[rows], 1.0, list[int]()
+    labels = t.labels[rows]
+    if not len(rows):
+        return []
+    while len(chosen) < STEPS:
+        spent = float(t.costs[chosen].sum()) if chosen else 0.0
+        open_ = [u for u in range(len(t.units)) if u not in chosen and spent + float(t.costs[u]) <= room + 1e-9]
+        if not open_:
+            break
+        means = (total + t.sums[open_][:, rows]) / (count + t.counts[open_])[:, None, None]
+        best = open_[int(losses(means, labels, objective, temperature).mean(1).argmin())]
+        chosen.append(best)
+        total, count = total + t.sums[best][rows], count + float(t.counts[best])
+    return chosen
+
+
+def merged(t: Table, units: Sequence[int], below: float) -> Tensor:
+    """(N, M): the mean over the plain look and the units where the margin is below the threshold."""
+    if not units:
+        return t.plain
+    mean = (t.plain + t.sums[list(units)].sum(0)) / (1.0 + float(t.counts[list(units)].sum()))
+    return torch.where((t.margin < below)[:, None], mean, t.plain)
+
+
+def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
+    """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
+    whole = table(pool, units)
+    own = fit_temperature(whole.plain, whole.labels)
+    folds = fold_of(len(pool), FOLDS, seed)
+    tried: dict[tuple[float, int], Tensor] = {(1.0, 0): losses(whole.plain, whole.labels, objective, own)}
+    for share in SHARES:
+        paths = torch.full((STEPS + 1, len(pool)), math.nan, dtype=torch.float64)
+        for k in range(FOLDS):
+            train, held = (folds != k).nonzero()[:, 0], (folds == k).nonzero()[:, 0]
+            fitted, test = whole.rows(train), whole.rows(held)
+            path = greedy(fitted, share, ceiling, objective, own)
+            below = threshold(fitted.margin, share)
+            for j in range(1, len(path) + 1):
+                logits = merged(fitted, path[:j], below)
+                warm = fit_temperature(logits, fitted.labels)
+                paths[j, held] = losses(merged(test, path[:j], below), test.labels, objective, warm)
+        for j in range(1, STEPS + 1):
+            if not paths[j].isnan().any():
+                tried[share, j] = paths[j]
+    share, steps = simplest(tried)
+    if not steps:
+        return Choice()
+    path = greedy(whole, share, ceiling, objective, own)[:steps]
+    return Choice(tuple(units[u] for u in path), share)
+
+
+def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
+    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better.
+
+    A single further look is believed after one standard error, more of them after two: there are more to err with.
+    """
+    best = min(tried, key=lambda key: float(tried[key].mean()))
+    sure = [k for k in tried if k != plain and _difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
+    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 1.0]
+    return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    """How much larger a's mean is than b's, in standard errors of the paired difference."""
+    gap = a - b
+    error = float(gap.std()) / math.sqrt(len(gap))
+    return float(gap.mean()) / error if error > 0 else 0.0
+
+
+def fold_of(count: int, folds: int, seed: int) -> Tensor:
+    """Which fold each picture is in: dealt out evenly, in an order that only the seed decides."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.empty(count, dtype=torch.long).scatter(0, order, torch.arange(count) % folds)
+
+
+def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
+    """A choice as stages with thresholds and temperatures from this pool."""
+    first = Stage()
+    if not choice.units:
+        return (first,)
+    warm = table(pool, choice.units).temperatures
+    below = threshold(sureness(pool.plain, "margin"), choice.share)
+    gate = Gate("margin", below, choice.share) if choice.share < 1 else None
+    alone = tuple(u.view for u in choice.units if u.states == "plain")
+    stages = [Stage(alone, "plain", gate, temperatures=tuple(warm[v] for v in alone))] if alone else []
+    for unit in choice.units:
+        if unit.states != "plain":
+            stages.append(Stage((unit.view,), unit.states, None if stages else gate, temperatures=(warm[unit.view],)))
+    return (first, *stages)

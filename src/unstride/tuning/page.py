@@ -1,0 +1,39 @@
+"""What tuning found, on a page of its own: the verdict, gain over cost, the table, the recipe."""
+
+from __future__ import annotations
+
+from unstride.show.charts import Chart, Point, Series
+from unstride.show.html import Facts, Section, Table, Text, render_report
+from unstride.tuning.tuned import HEAD, Line, Tuned
+
+
+def page(tuned: Tuned, title: str) -> str:
+    """A self-contained page without scripts."""
+    plain, last = tuned.lines[0], tuned.lines[-1]
+    facts = (
+        (f"{100 * plain.accuracy:.2f} %", "plain"),
+        (f"{100 * last.accuracy:.2f} %", f"{last.name}, on pictures its choice did not see"),
+        (f"{last.cost:.2f}", "plain forwards per picture"),
+    )
+    shown = Table(HEAD, tuple(line.cells() for line in tuned.lines), strong=frozenset({len(tuned.lines) - 1}))
+    return render_report(
+        title,
+        [
+            Section("Verdict", (Text(tuned.verdict), Facts(facts))),
+            Section("Gain over cost", (frontier_chart(list(tuned.lines)),)),
+            Section("Everything that was compared", (shown, *map(Text, tuned.notes))),
+            Section("The recipe", tuple(Text(line) for line in str(tuned.recipe).splitlines())),
+        ],
+    )
+
+
+def frontier_chart(lines: list[Line]) -> Chart:
+    """Gain in accuracy over cost: one line for what was tuned, a point for everything a user would do instead."""
+    ours = tuple(_point(line) for line in lines if line.name.startswith("tuned"))
+    others = [Series(line.name, (_point(line),)) for line in lines[1:] if not line.name.startswith("tuned")]
+    start = Point(1.0, 0.0, label="plain")
+    return Chart("Gain over cost", "cost, plain forwards", "gain", (Series("tuned", (start, *ours)), *others), 0.0)
+
+
+def _point(line: Line) -> Point:
+    return Point(line.cost, line.certificate.gain, line.certificate.low, line.certificate.high, line.name)

@@ -1,0 +1,43 @@
+"""ARCHITECTURE.md tells the truth: its rooms are those of the tree and of import-linter, and what it names is there."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "unstride"
+NOT_ROOMS = {"__init__", "__main__"}
+
+
+def rooms_of_the_page() -> list[str]:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = text.partition("## The rooms")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+
+
+def test_the_rooms_are_those_of_the_tree():
+    tree = {p.parent.name for p in SOURCE.glob("*/__init__.py")} | {p.stem for p in SOURCE.glob("*.py")}
+    assert sorted(rooms_of_the_page()) == sorted(tree - NOT_ROOMS)
+
+
+def test_the_rooms_stand_in_the_order_of_the_layers():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = [c for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    floors = [layer.split(" | ") for layer in reversed(contract["layers"])]
+    assert rooms_of_the_page() == [room for floor in floors for room in floor]
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_what_the_pages_name_is_there(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:[\w.]+/)+[\w.]*|tests|benchmarks)`", text):
+        assert (ROOT / path).exists() or (SOURCE / path).exists(), path
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"\bmake (\w[\w-]*)", "".join(re.findall(r"```sh\n.*?```|`[^`\n]+`", text, re.DOTALL))):
+        assert f"\n{target}:" in makefile, target
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / link).exists(), link

@@ -1,0 +1,307 @@
+"""A table of predictions: the library's own answers, in any format, whatever happened on the way."""
+
+import csv
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_nets import photo, png, write_nets
+
+import unstride
+from unstride import models
+from unstride.errors import ArtefactError, OptionError
+from unstride.predicting import run as running
+from unstride.procedure.gates import Gate, Stage
+from unstride.recipe import Recipe, get, write
+from unstride.views.images import open_image
+from unstride.views.policies import parse_view
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def nets(tmp_path):
+    return write_nets(tmp_path)
+
+
+def photos(folder, count, size=(40, 48)):
+    folder.mkdir(exist_ok=True)
+    for k in range(count):
+        photo(k, size).save(folder / f"{k:04d}.png")
+    return folder
+
+
+def read(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_rows_are_the_librarys_own_answers(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 5)
+    done = unstride.predict(f"{nets}:net", folder, tmp_path / "p.jsonl", recipe="multiscale-flip", top=2)
+    rows = read(tmp_path / "p.jsonl")
+    loaded = models.load(f"{nets}:net")
+    images = [open_image(path) for path in sorted(folder.iterdir())]
+    x = torch.stack([loaded.preprocess(image) for image in images])
+    better = unstride.enhance(loaded.model, x[:1], recipe="multiscale-flip", preprocess=loaded.preprocess)
+    for row, path, p in zip(rows, sorted(folder.iterdir()), better.explain(images), strict=True):
+        probabilities = p.logits.softmax(0)
+        assert row["picture"] == str(path)
+        assert row["classes"] == probabilities.topk(2).indices.tolist()
+        assert row["probabilities"] == pytest.approx(probabilities.topk(2).values.tolist(), abs=2e-5)
+        assert row["names"] == [loaded.classes[k] for k in row["classes"]]
+        assert row["plain_class"] == int(p.plain.argmax())
+        assert row["changed"] is (row["plain_class"] != row["classes"][0])
+        assert row["looks"] == 6
+        assert row["cost"] == pytest.approx(p.cost, abs=1e-5)
+        assert row["agreement"] == pytest.approx(p.agreement, abs=1e-5)
+        assert row["spread"] == pytest.approx(float(p.spread), abs=1e-5)
+        assert row["error"] is None
+    assert (done.pictures, done.errors) == (5, 0)
+    assert done.changed == pytest.approx(np.mean([row["changed"] for row in rows]))
+    assert not (tmp_path / "p.jsonl.parts").exists()
+
+
+def test_views_come_from_the_picture_and_not_from_its_crop(nets, tmp_path):
+    """A larger size must show detail that the prepared tensor no longer has."""
+    folder = photos(tmp_path / "photos", 1, size=(160, 160))
+    recipe = get("multiscale-flip")
+    unstride.predict(f"{nets}:net", folder, tmp_path / "p.jsonl", recipe=recipe, top=4)
+    (row,) = read(tmp_path / "p.jsonl")
+    loaded = models.load(f"{nets}:net")
+    x = loaded.preprocess(open_image(folder / "0000.png"))[None]
+    blind = unstride.enhance(loaded.model, x, recipe=recipe).explain(x)[0].logits.softmax(0)
+    assert row["probabilities"] != pytest.approx(blind.sort(descending=True).values.tolist(), abs=1e-4)
+
+
+def gated(nets, folder, path):
+    """A recipe that looks again, larger and mirrored, at about half of the pictures."""
+    loaded = models.load(f"{nets}:net")
+    x = torch.stack([loaded.preprocess(open_image(one)) for one in sorted(folder.iterdir())[:32]])
+    best = loaded.model(x).detach().softmax(1).topk(2).values
+    gate = Gate("margin", below=float((best[:, 0] - best[:, 1]).median()))
+    again = Stage((parse_view("1.3x"), parse_view("mirror")), gate=gate)
+    return write(path, Recipe("gated", stages=(Stage(), again)), model=loaded.model, preprocess=loaded.preprocess)
+
+
+def test_gated_looks_are_taken_only_where_the_gate_opens(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 12)
+    unstride.predict(f"{nets}:net", folder, tmp_path / "p.jsonl", recipe=gated(nets, folder, tmp_path / "r.toml"))
+    rows = read(tmp_path / "p.jsonl")
+    for row in rows:
+        again = row["stopped"] == "all looks"
+        assert row["looks"] == (3 if again else 1)
+        assert row["cost"] > 3 if again else row["cost"] == pytest.approx(1, abs=0.01)
+    assert 3 <= sum(row["looks"] == 3 for row in rows) <= 9
+
+
+def test_csv_and_parquet_hold_the_same_rows(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 4)
+    (folder / "cut.png").write_bytes(png(photo())[:300])
+    for kind in ("jsonl", "csv", "parquet"):
+        if kind == "parquet":
+            pytest.importorskip("pyarrow")
+        done = unstride.predict(f"{nets}:net", folder, tmp_path / f"p.{kind}", recipe="flip", top=2)
+        assert done.errors == 1
+    rows = read(tmp_path / "p.jsonl")
+    assert "cut.png" in rows[-1]["error"]
+    assert rows[-1]["classes"] is None
+    with (tmp_path / "p.csv").open(newline="") as file:
+        flat = list(csv.DictReader(file))
+    for row, one in zip(rows, flat, strict=True):
+        assert one["picture"] == row["picture"]
+        if row["error"] is None:
+            assert [int(one["class_1"]), int(one["class_2"])] == row["classes"]
+            assert float(one["probability_1"]) == row["probabilities"][0]
+            assert one["changed"] == str(row["changed"])
+        else:
+            assert one["class_1"] == "" and one["error"] == row["error"]
+    from pyarrow import parquet
+
+    assert parquet.read_table(tmp_path / "p.parquet").to_pylist() == rows
+
+
+def test_masks_lie_over_the_picture_and_have_colours(nets, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for k, size in enumerate([(40, 48), (44, 52), (37, 61)]):
+        photo(k, size).save(folder / f"{k}.png")
+    done = unstride.predict(f"{nets}:segmenter", folder, tmp_path / "p.jsonl", recipe="flip")
+    for row in read(tmp_path / "p.jsonl"):
+        with Image.open(Path(done.masks) / row["mask"]) as mask:
+            assert mask.mode == "P" and mask.getpalette()
+            seen = np.asarray(mask)
+        with Image.open(row["picture"]) as picture:
+            assert seen.shape == (picture.height, picture.width)
+        found, counts = np.unique(seen, return_counts=True)
+        shares = dict(zip(row["classes"], row["shares"], strict=True))
+        assert shares == pytest.approx(dict(zip(found.tolist(), counts / seen.size, strict=True)), abs=1e-5)
+        assert 0 <= row["changed"] < 1
+
+
+def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, tmp_path):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+    first = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    written = out.stat().st_mtime_ns
+    assert unstride.predict(f"{nets}:net", folder, out, recipe="flip") == first
+    assert out.stat().st_mtime_ns == written
+    with pytest.raises(OptionError, match="another run"):
+        unstride.predict(f"{nets}:net", folder, out, recipe="plain")
+    record = json.loads((tmp_path / "p.jsonl.run.json").read_text())
+    assert record["recipe"]["name"] == "flip"
+
+
+def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    with pytest.raises(OptionError, match="parts of another run"):
+        unstride.predict(f"{nets}:net", folder, out, recipe="plain")
+    assert unstride.predict(f"{nets}:net", folder, out, recipe="flip").pictures == 3
+
+
+def test_a_recipe_for_another_model_or_preprocessing_is_refused(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 1)
+    loaded, other = models.load(f"{nets}:net"), models.load(f"{nets}:segmenter")
+    write(tmp_path / "r.toml", get("flip"), model=other.model)
+    with pytest.raises(ArtefactError, match="fingerprint"):
+        unstride.predict(loaded, folder, tmp_path / "p.jsonl", recipe=tmp_path / "r.toml")
+    write(tmp_path / "s.toml", get("flip"), model=loaded.model, preprocess=other.preprocess)
+    with pytest.raises(ArtefactError, match="preprocessing"):
+        unstride.predict(loaded, folder, tmp_path / "p.jsonl", recipe=tmp_path / "s.toml")
+
+
+def command(nets, inputs, out, *options):
+    return ["-m", "unstride", "predict", f"{nets}:net", *map(str, inputs), "--out", str(out), "--json", *options]
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+
+def test_two_processes_give_the_rows_of_one(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 300)
+    with tarfile.open(tmp_path / "s.tar", "w") as tar:
+        tar.add(folder, "s")
+    inputs = [folder, tmp_path / "s.tar"]
+    torch.set_num_threads(1)
+    recipe = str(gated(nets, folder, tmp_path / "r.toml"))
+    unstride.predict(f"{nets}:net", inputs, tmp_path / "one.jsonl", recipe=recipe)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, *command(nets, inputs, tmp_path / "two.jsonl", "--recipe", recipe)],
+        env=environment(), capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1])["pictures"] == 600
+    assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
+# One process pays for imports; each child that it forks is a run of its own, and is killed for real.
+KILLED = """
+import os, random, signal, sys, time
+import torch
+torch.set_num_threads(1)
+import unstride
+from unstride import models
+from unstride.predicting import parts, run
+
+parts.PART = run.PART = 32
+spec, folder, whole, killed, seed, recipe = sys.argv[1:]
+rng, loaded = random.Random(seed), models.load(spec)
+
+def start(out):
+    pid = os.fork()
+    if not pid:
+        try:
+            unstride.predict(loaded, folder, out, recipe=recipe, batch_size=8)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+def ended(pid):
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if done and os.waitstatus_to_exitcode(status):
+        sys.exit("a run failed")
+    return done
+
+def finished_parts():
+    return len(parts.Parts.beside(parts.Path(killed)).done())
+
+pid = start(whole)
+while not ended(pid):
+    time.sleep(0.01)
+kills, done = 0, False
+while not done:
+    pid, before = start(killed), finished_parts()
+    patience = rng.choice((1, 2, 3)) if kills < 6 else 10**9
+    while not (done := ended(pid)) and finished_parts() < before + patience:
+        time.sleep(0.001)
+    if not done:
+        time.sleep(rng.random() * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        kills += os.WIFSIGNALED(status)
+        done = not os.WIFSIGNALED(status)
+print(kills)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_a_run_killed_again_and_again_ends_with_the_rows_of_one_that_was_not(nets, tmp_path):
+    folder, seed = photos(tmp_path / "photos", 420), str(random.SystemRandom().randrange(10**9))
+    arguments = [f"{nets}:net", str(folder), str(tmp_path / "whole.jsonl"), str(tmp_path / "killed.jsonl"), seed]
+    arguments.append(str(gated(nets, folder, tmp_path / "r.toml")))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, *arguments],
+        env=environment(), capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (seed, done.stderr)
+    assert int(done.stdout) >= 3, seed
+    assert (tmp_path / "killed.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes(), seed
+    assert len(read(tmp_path / "killed.jsonl")) == 420
+    left = sorted(path.name for path in tmp_path.glob("*killed*"))
+    assert left == ["killed.jsonl", "killed.jsonl.run.json"]
+
+
+MEASURED = """
+import json, resource, sys
+import torch
+torch.set_num_threads(1)
+import unstride
+done = unstride.predict(sys.argv[1], sys.argv[2], sys.argv[3], recipe="default")
+print(json.dumps([done.pictures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_pictures_take_no_more_memory_than_a_few_thousand(nets, tmp_path):
+    data = png(photo(size=(16, 16)))
+    peaks = {}
+    for count in (4_000, 100_000):
+        path = tmp_path / f"{count}.tar"
+        with tarfile.open(path, "w") as tar:
+            info = tarfile.TarInfo()
+            for k in range(count):
+                info.name, info.size = f"{k:06d}.png", len(data)
+                tar.addfile(info, io.BytesIO(data))
+        arguments = [f"{nets}:net", str(path), str(tmp_path / f"{count}.jsonl")]
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURED, *arguments],
+            env=environment(), capture_output=True, text=True, timeout=3000, check=True,
+        )  # fmt: skip
+        pictures, peaks[count] = json.loads(done.stdout)
+        assert pictures == count
+    assert peaks[100_000] < peaks[4_000] + 64 * 1024, peaks  # in KiB

@@ -1,0 +1,44 @@
+"""Stitching: states as the finer grid that they are samples of."""
+
+import pytest
+import torch
+from procedure_nets import Pooled, SmallSegmenter, seeded
+
+import unstride
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 48, 64, generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def test_stitching_one_state_is_the_plain_map_and_all_states_refine_it(images: torch.Tensor) -> None:
+    net = seeded(SmallSegmenter())
+    one = unstride.enhance(net, images[:1], task="segmentation", align="stitch", states=[[0, 0, 0]])
+    torch.testing.assert_close(one(images)["out"], net(images)["out"], atol=1e-4, rtol=1e-4)
+    y, x = torch.meshgrid(torch.arange(48.0), torch.arange(64.0), indexing="ij")
+    ramp = torch.stack([y, x, y - x])[None]
+    pool = Pooled()
+    every = [list(s) for s in ([a, b] for a in range(4) for b in range(4))]
+    stitched = unstride.enhance(pool, ramp, task="segmentation", align="stitch", aggregate="mean", states=every)(ramp)
+    inside = (slice(None), slice(None), slice(8, -8), slice(8, -8))
+    torch.testing.assert_close(stitched[inside], ramp[inside], atol=1e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_stitching_keeps_an_edge_sharper_than_averaging_on_the_coarse_grid() -> None:
+    x = torch.arange(64.0).expand(1, 1, 48, 64)
+    image = torch.cat([x - 30.5, 30.5 - x, torch.full_like(x, -99)], 1).sign() * 5
+    truth = image[0].argmax(0)
+    every = [[a, b] for a in range(4) for b in range(4)]
+    plain = Pooled()(image)[0]
+    found = {
+        align: unstride.enhance(Pooled(), image, task="segmentation", align=align, aggregate="mean", states=every)(
+            image
+        )
+        for align in (True, "stitch")
+    }
+    slope = {name: float(f[0, 0, 24].diff().amax()) for name, f in found.items()}
+    assert slope["stitch"] > slope[True]
+    assert bool((found["stitch"][0].argmax(0) == truth).float().mean() >= (plain.argmax(0) == truth).float().mean())

@@ -1,0 +1,1 @@
+from fitting_nets import better, net  # noqa: F401

@@ -1,0 +1,136 @@
+"""What the page shows is what the library answers, budget by budget."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_nets import photo, write_nets
+from torch import nn
+
+import unstride
+from unstride import models
+from unstride.geometry.states import State
+from unstride.models import Loaded
+from unstride.procedure.prediction import moved
+from unstride.show.answers import class_map, probabilities
+from unstride.studio import looking
+from unstride.studio.looking import look
+from unstride.views.images import Preprocess
+
+
+def looked(tmp_path: Path, name: str, image: Image.Image) -> tuple[dict[str, Any], Any, torch.Tensor]:
+    loaded = models.load(f"{write_nets(tmp_path)}:{name}")
+    x = loaded.preprocess(image)[None]
+    better = unstride.enhance(loaded.model, x, 5, task=str(loaded.task))
+    return look(loaded, better, image), better, x
+
+
+def maps(part: dict[str, Any]) -> np.ndarray:
+    values = np.frombuffer(base64.b64decode(part["data"]), np.uint8)
+    return values.reshape(-1, part["height"], part["width"])
+
+
+def test_every_budget_is_the_enhanced_model_at_that_budget(tmp_path: Path) -> None:
+    data, better, x = looked(tmp_path, "net", photo())
+    names = [c["name"] for c in data["classes"]]
+    order = [("red", "green", "blue", "<b>[odd]</b> name").index(name) for name in names]
+    assert len(data["states"]) == 16 == len(data["enhanced"]) == len(data["cost"])  # two layers of 2x2
+    for budget in (1, 4, 7, 16):
+        wanted = probabilities(better.with_options(budget=budget)(x)[0])[order]
+        assert data["enhanced"][budget - 1] == pytest.approx(wanted.tolist(), abs=2e-4)
+    assert data["plain"] == pytest.approx(probabilities(better.model(x)[0])[order].tolist(), abs=2e-4)
+    prediction = better.with_options(budget=16).explain(x)[0]
+    assert data["cost"][-1] == pytest.approx(prediction.cost, abs=1e-3)
+    assert data["cost"] == sorted(data["cost"])
+    assert data["agreement"][-1] == pytest.approx(prediction.agreement)
+    assert data["spread"][-1] == pytest.approx(float(prediction.spread), abs=2e-4)
+    assert data["agreement"][0] == 1
+    assert data["spread"][0] == 0
+
+
+def test_states_tell_their_own_answer_and_where_they_came_from(tmp_path: Path) -> None:
+    data, better, x = looked(tmp_path, "net", photo(3))
+    for entry, visited in zip(data["states"], better.with_options(budget=16).explain(x)[0].states, strict=True):
+        own = probabilities(visited.logits)
+        assert entry["selection"] == [list(s) for s in visited.state.selections]
+        assert entry["name"] == ("red", "green", "blue", "<b>[odd]</b> name")[int(own.argmax())]
+        assert entry["probability"] == pytest.approx(float(own.max()), abs=1e-4)
+    assert sorted(node["index"] for node in data["tree"]) == list(range(16))
+    for node in data["tree"][1:]:
+        mine, parents = (data["states"][k]["selection"] for k in (node["index"], node["parent"]))
+        assert [k for k in (1, 2) if mine[k - 1] != parents[k - 1]] == [node["layer"]]
+    assert [layer["rate"] for layer in data["layers"]["layers"]] == [[2, 2], [2, 2]]
+    assert data["layers"]["searched"] == [1, 2]
+
+
+def test_the_heat_map_is_hot_only_where_a_thrown_away_pixel_was() -> None:
+    class Points(nn.Module):
+        """Sees single pixels; pixel (5, 9) is read by the state (1, 1) alone, in cell (2, 4) of its own grid."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 3, 1, 2), nn.Linear(3, 3)
+            with torch.no_grad():
+                self.conv.weight.copy_(torch.eye(3)[..., None, None] * 9)
+                self.conv.bias.zero_()
+                self.head.weight.copy_(torch.eye(3) * 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.conv(x).relu().mean((2, 3)))
+
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[5, 9] = (255, 0, 0)
+    loaded = Loaded("points", Points().eval(), Preprocess(None, None, (0.0,) * 3, (1.0,) * 3), "classification")
+    image = Image.fromarray(pixels)
+    data = look(loaded, unstride.enhance(loaded.model, loaded.preprocess(image)[None]), image)
+    heat = maps(data["heat"])
+    assert [s["selection"] for s in data["states"]] == [[[0, 0]], [[0, 1]], [[1, 0]], [[1, 1]]]
+    assert not heat[:3].any()
+    hot = {(int(y), int(x)) for y, x in zip(*heat[3].nonzero(), strict=True)}
+    assert hot == {(2, 4), (2, 5), (3, 4), (3, 5)}  # half a cell further: shared by four
+
+
+def test_segmentation_maps_are_the_enhanced_models_maps(tmp_path: Path) -> None:
+    data, better, x = looked(tmp_path, "segmenter", photo(1, (64, 48)))
+    shown = [("background", "sky", "road").index(c["name"]) for c in data["classes"]]
+    assert [c["background"] for c in data["classes"]] == [k == 0 for k in shown]
+    classes = np.asarray(shown)[maps(data["maps"])]
+    assert classes.shape == (16, 64, 48)
+    for budget in (1, 4, 16):
+        wanted = class_map(better.with_options(budget=budget)(x)[0])
+        assert (classes[budget - 1] == wanted).all()
+        assert data["changed"][budget - 1] == pytest.approx(float((wanted != classes[0]).mean()))
+        assert sum(data["enhanced"][budget - 1]) == pytest.approx(1, abs=1e-3)
+    assert 0 < data["changed"][-1] < 1
+    assert data["states"][0]["changed"] == 0
+    assert data["agreement"][0] == 1
+    assert not maps(data["heat"])[0].any()
+    assert maps(data["heat"])[-1].any()
+
+
+def test_a_states_own_map_is_laid_where_it_belongs(tmp_path: Path) -> None:
+    _, better, x = looked(tmp_path, "segmenter", photo(1, (64, 48)))
+    plan = better.prepare(x)
+    assert moved(plan, State(((0, 0), (0, 0))), (64, 48)) == (0, 0)
+    assert moved(plan, State(((1, 0), (0, 1))), (64, 48)) == (1, 2)  # the second layer moves by twice as much
+    assert moved(plan, State(((1, 0), (1, 1))), (32, 24)) == (2, 1)  # at half the size, half as far (1.5 is 2)
+
+
+def test_a_long_search_over_large_maps_is_cut_to_what_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "MAPS_BYTES", 5 * 2 * 4 * 3 * 64 * 48)
+    data, _, _ = looked(tmp_path, "segmenter", photo(1, (64, 48)))
+    assert len(data["states"]) == 5
+
+
+def test_a_large_photograph_is_made_smaller_for_a_segmenter_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "BUDGET", 2)
+    data, _, _ = looked(tmp_path, "segmenter", photo(1, (80, 100)).resize((1280, 640)))
+    assert (data["image"]["width"], data["image"]["height"]) == (320, 160)

@@ -1,0 +1,124 @@
+"""Tuning: what it promises holds on pictures it has not seen, and it may answer "plain"."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import unstride
+from unstride.errors import DataError, OptionError
+from unstride.geometry.states import State
+from unstride.procedure.looks import Look
+from unstride.tuning.candidates import Unit
+from unstride.tuning.certificate import certify, clopper_pearson, in_sequence
+from unstride.tuning.choose import choose, stages_of
+from unstride.tuning.pool import Pool, Work
+from unstride.tuning.simulate import simulate
+from unstride.views.policies import IDENTITY, parse_view
+
+ZERO = State(((0, 0),))
+VIEWS = (IDENTITY, *(parse_view(v) for v in ("mirror", "1.15x", "ShiftX=1", "ShiftX=-1", "ShiftY=1")))
+
+
+def made_up(count: int, seed: int, helps: float, noise: float = 1.5, classes: int = 6) -> Pool:
+    """Logits of looks that share most of their errors; `helps` is how much of each look's error is its own."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (count,), generator=g)
+    truth = 3.0 * torch.nn.functional.one_hot(labels, classes)
+    common = noise * torch.randn(count, classes, generator=g)
+    own = noise * helps * torch.randn(len(VIEWS), count, classes, generator=g)
+    work = {v: Work((1000, 0), 0, (ZERO,)) for v in VIEWS}
+    return Pool(tuple(Look(v, ZERO) for v in VIEWS), truth + common + own, labels, work)
+
+
+def gain(pool: Pool, logits: Tensor) -> float:
+    right, plain = (z.argmax(1) == pool.labels for z in (logits, pool.plain))
+    return float(right.double().mean() - plain.double().mean())
+
+
+UNITS = [Unit(v) for v in VIEWS[1:]]
+
+
+def test_it_finds_looks_that_help_under_the_ceiling():
+    pool, fresh = made_up(600, 0, 1.0), made_up(4000, 1, 1.0)
+    for ceiling in (1.25, 2.0, 4.0):
+        stages = stages_of(choose(pool, UNITS, ceiling), pool)
+        done = simulate(fresh, stages)
+        assert done.cost <= ceiling + 0.05
+        assert gain(fresh, done.logits) > 0.01
+
+
+def test_it_leaves_alone_what_cannot_be_improved():
+    chosen = [choose(made_up(300, seed, 0.0), UNITS, 3.0) for seed in range(10)]
+    assert all(len(c.units) <= 1 for c in chosen)
+
+
+def test_what_is_promised_is_kept():
+    """Tuned on 200 of many draws, the certificate's interval covers the gain on thousands of others."""
+    fresh, covered, worse, draws = made_up(8000, 99, 0.4), 0, 0, 40
+    for seed in range(draws):
+        pool = made_up(200, seed, 0.4)
+        half = torch.arange(200) % 2 == 0
+        stages = stages_of(choose(pool.rows(half.nonzero()[:, 0]), UNITS, 2.0), pool.rows(half.nonzero()[:, 0]))
+        test = pool.rows((~half).nonzero()[:, 0])
+        right, plain = (z.argmax(1) == test.labels for z in (simulate(test, stages).logits, test.plain))
+        proof = certify(int((right & ~plain).sum()), int((~right & plain).sum()), len(right))
+        true = gain(fresh, simulate(fresh, stages).logits)
+        covered += proof.low <= true <= proof.high
+        worse += true < -0.005
+    assert covered >= 0.95 * draws and worse == 0
+
+
+def test_the_exact_interval():
+    low, high = clopper_pearson(8, 10, 0.05)
+    assert (low, high) == pytest.approx((0.4439, 0.9748), abs=1e-4)  # the textbook's
+    assert clopper_pearson(0, 10, 0.05) == (0.0, pytest.approx(0.3085, abs=1e-4))
+    proof = certify(30, 5, 1000)
+    assert proof.better and proof.gain == 0.025 and "at least" in str(proof)
+    assert not certify(5, 5, 1000).better and "at most" in str(certify(5, 5, 1000))
+    assert in_sequence([proof, certify(5, 5, 1000), proof]) == 1
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory) -> unstride.Tuned:
+    cache = tmp_path_factory.mktemp("pool")
+    return unstride.tune("sample", "sample", cost=1.5, pool="small", limit=120, paper=False, cache_dir=cache)
+
+
+def test_the_whole_way_on_the_sample(tuned, tmp_path):
+    text = str(tuned)
+    for word in ("plain", "flip", "tuned for 1.5", "accuracy", "corrected"):
+        assert word in text
+    assert set(tuned.frontier) == {1.1, 1.25, 1.5}
+    path = tuned.save(tmp_path / "tuned.toml")
+    loaded = unstride.models.load("sample")
+    data = unstride.data.load("sample", loaded.preprocess, limit=16)
+    images = torch.stack([data.tensors(i)[0] for i in range(len(data))])
+    better = unstride.enhance(loaded.model, images[:1], recipe=path, preprocess=loaded.preprocess)
+    assert better.recipe == tuned.recipe
+    torch.testing.assert_close(better(images), tuned.better(images))
+
+
+def test_the_pool_is_not_computed_twice(tmp_path, monkeypatch):
+    ask = {"cost": 1.5, "pool": "small", "limit": 64, "paper": False, "frontier": False, "cache_dir": tmp_path}
+    first = unstride.tune("sample", "sample", **ask)
+    monkeypatch.setattr("unstride.tuning.gather.look_at", lambda *_: pytest.fail("computed again"))
+    assert unstride.tune("sample", "sample", **ask).recipe == first.recipe
+
+
+def test_a_guard_refuses_what_may_lose(monkeypatch):
+    tuned = unstride.tune("sample", "sample", 1.5, pool="small", limit=64, paper=False, frontier=False, guard=0.0)
+    assert tuned.recipe.plain and "leave it alone" in tuned.verdict
+
+
+def test_bad_questions():
+    with pytest.raises(OptionError, match="plain forwards"):
+        unstride.tune("sample", "sample", cost=0.5)
+    with pytest.raises(OptionError, match="likelihood"):
+        unstride.tune("sample", "sample", objective="fame")
+    with pytest.raises(OptionError, match="small"):
+        unstride.tune("sample", "sample", pool="huge", limit=32)
+    with pytest.raises(DataError, match="too few"):
+        unstride.tune("sample", "sample", pool="small", limit=8, paper=False)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    with pytest.raises(DataError, match="labels"):
+        unstride.tune(model, [torch.randn(4, 3, 16, 16)])
