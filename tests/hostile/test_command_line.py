@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from unstride.cli import app
 from unstride.errors import OptionError
+from unstride.jobs.locks import alone
 from unstride.proof import evaluate
 from unstride.views.images import Preprocess
 
@@ -246,6 +247,16 @@ def test_a_page_that_cannot_be_written_does_not_lose_the_rows(here: Path, monkey
         assert len(evaluate("sample", "sample", (1, 2), limit=20, report="r.html")) == 2
 
 
+def test_two_fits_do_not_take_each_others_work_away(here: Path) -> None:
+    fit = ("fit", "nets.py:net", "--data", "npz:d.npz", "--out", "f.safetensors", "--epochs", 1, "--budget", 2)
+    with alone(Path("f.safetensors.partial")):
+        Path("f.safetensors.partial/theirs").write_text("")
+        assert "another run is at work" in run(*fit, code=1).stderr
+        assert Path("f.safetensors.partial/theirs").exists()
+    run(*fit)
+    assert not Path("f.safetensors.partial").exists()
+
+
 # ------------------------------------------------------------------------------------------------------ JSON
 
 NAN = """
@@ -303,6 +314,16 @@ def test_a_screen_that_takes_nothing(arguments: tuple[str, ...]) -> None:
         done = subprocess.run([*ME, *arguments], stdout=nowhere, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "unstride: standard output: No space left on device\n"
+
+
+def test_a_reader_that_leaves_and_a_screen_that_is_closed() -> None:
+    shell = f"{sys.executable} -m unstride tta list expanded"
+    gone = subprocess.run(f"{shell} | head -1", shell=True, capture_output=True, text=True, check=False)
+    assert gone.stdout.startswith("expanded: 8778 of 8778 views")
+    assert gone.stderr == ""
+    closed = subprocess.run(f"{shell} >&-", shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in closed.stderr
+    assert closed.returncode in (0, 1)
 
 
 def in_a_terminal(columns: int, *arguments: Any) -> list[str]:

@@ -50,16 +50,21 @@ class _Group(typer.core.TyperGroup):
             warnings.showwarning = show
             try:
                 result = super().invoke(ctx)
-                sys.stdout.flush()
+                _flush()
             except UnstrideError as error:
                 typer.echo(f"unstride: {error}", err=True)
                 sys.exit(1)
             except typer.Exit as end:
-                sys.stdout.flush()
+                _flush()
                 raise typer.Exit(_code(end.exit_code, missing)) from None
         if _code(0, missing):
             raise typer.Exit(PARTLY)
         return result
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # a process may be started without
+        sys.stdout.flush()
 
 
 def _code(code: int, missing: list[str]) -> int:
