@@ -15,11 +15,13 @@ from unstride.cli.main import COMMANDS
 from unstride.cli.recipes import READ
 from unstride.export import Stages
 from unstride.export.driver import open_graph
+from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.recipe import PRESETS, Recipe, words, write
 from unstride.recipe.recipe import AGGREGATES, MERGES
 from unstride.studio import Studio
 from unstride.views.images import open_image
+from unstride.views.policies import parse_view
 
 
 def run(*arguments, code=0):
@@ -28,13 +30,17 @@ def run(*arguments, code=0):
     return done
 
 
-@pytest.fixture(scope="module")
-def tuned(tmp_path_factory):
-    """What `tune` found for the embedded network, if need be with a gate: the embedded one may need none."""
-    folder = tmp_path_factory.mktemp("tuned")
-    run("tune", "sample", "--data", "sample", "--limit", 200, "--pool", "small", "--no-paper", "--cost", 1.5,
-        "--out", folder / "recipe.toml")  # fmt: skip
-    return folder / "recipe.toml"
+@pytest.fixture(scope="module", params=["tuned", "gated"])
+def tuned(request, tmp_path_factory):
+    """What `tune` found for the embedded network, and one that surely has a gate and views of other sizes."""
+    path = tmp_path_factory.mktemp("recipes") / "recipe.toml"
+    if request.param == "tuned":
+        ask = ["--limit", 200, "--pool", "small", "--no-paper", "--cost", 1.5]
+        run("tune", "sample", "--data", "sample", *ask, "--out", path)
+        return path
+    loaded = models.load("sample")
+    again = Stage((parse_view("mirror"), parse_view("1.25x")), gate=Gate("margin", below=0.9))
+    return write(path, Recipe("gated", stages=(Stage(), again)), loaded.model, loaded.preprocess)
 
 
 @pytest.fixture
@@ -101,18 +107,14 @@ def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, pictur
 
 
 def test_the_same_options_everywhere_and_their_words_are_the_fields_own():
-    own = {
-        "evaluate": {"budget"},
-        "bench": {"budget"},
-        "studio": {"budget"},
-        "fit": {"budget", "criterion", "aggregate"},
-    }
+    own = {name: {"budget"} for name in ("evaluate", "bench", "studio")}
+    own["fit"] = {"budget", "criterion", "aggregate"}
     for command in ("inspect", "predict", "evaluate", "bench", "fit", "export", "studio"):
         assert command in COMMANDS
         text = " ".join(run(command, "--help").stdout.replace("│", " ").split())
         for name in {"recipe", *READ} - own.get(command, set()):
             assert f"--{name}" in text, (command, name)
-    assert set(words.DOCS) == {f for f in Recipe.__dataclass_fields__}
+    assert set(words.DOCS) == set(Recipe.__dataclass_fields__)
     assert tuple(PRESETS) == words.PRESETS
     for field, values in {"criterion": CRITERIA, "order": ORDERS, "aggregate": AGGREGATES, "merge": MERGES}.items():
         assert all(value in words.DOCS[field] for value in values), field
