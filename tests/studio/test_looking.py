@@ -86,7 +86,8 @@ def test_the_heat_map_is_hot_only_where_a_thrown_away_pixel_was() -> None:
     pixels[5, 9] = (255, 0, 0)
     loaded = Loaded("points", Points().eval(), Preprocess(None, None, (0.0,) * 3, (1.0,) * 3), "classification")
     image = Image.fromarray(pixels)
-    data = look(loaded, unstride.enhance(loaded.model, loaded.preprocess(image)[None]), image)
+    better = unstride.enhance(loaded.model, loaded.preprocess(image)[None], recipe="paper")
+    data = look(loaded, better, image)
     heat = maps(data["heat"])
     assert [s["selection"] for s in data["states"]] == [[[0, 0]], [[0, 1]], [[1, 0]], [[1, 1]]]
     assert not heat[:3].any()
@@ -134,3 +135,30 @@ def test_a_large_photograph_is_made_smaller_for_a_segmenter_of_any_size(
     monkeypatch.setattr(looking, "BUDGET", 2)
     data, _, _ = looked(tmp_path, "segmenter", photo(1, (80, 100)).resize((1280, 640)))
     assert (data["image"]["width"], data["image"]["height"]) == (320, 160)
+
+
+@pytest.mark.parametrize("name", ["net", "segmenter"])
+def test_a_recipe_of_looks_is_shown_look_by_look(name: str, tmp_path: Path) -> None:
+    """The last look's answer is the recipe's own, from the picture itself; before it, that of a recipe with fewer."""
+    loaded = models.load(f"{write_nets(tmp_path)}:{name}")
+    image = photo(2, (72, 80))
+    x = loaded.preprocess(image)[None]
+    options = {"task": str(loaded.task), "preprocess": loaded.preprocess}
+    better = unstride.enhance(loaded.model, x, recipe="multiscale-flip", **options)
+    data = look(loaded, better, image)
+    p = better.explain([image])[0]
+    assert [s["view"] for s in data["states"]] == [None, *(str(v.view) for v in p.states[1:])]
+    assert len(data["enhanced"]) == len(data["cost"]) == len(p.states) > 2
+    assert data["cost"][0] == pytest.approx(1, abs=0.01)
+    assert data["cost"][-1] == pytest.approx(p.cost, abs=1e-3)
+    flip = unstride.enhance(loaded.model, x, recipe="flip", **options)
+    if name == "net":
+        order = [loaded.classes.index(c["name"]) for c in data["classes"]]
+        for row, of in ((data["enhanced"][-1], p), (data["enhanced"][1], flip.explain([image])[0])):
+            assert row == pytest.approx(probabilities(of.logits)[order].tolist(), abs=2e-4)
+        assert data["heat"] is None
+    else:
+        shown = [loaded.classes.index(c["name"]) for c in data["classes"]]
+        for k, of in ((-1, p), (1, flip.explain([image])[0])):
+            seen = np.asarray(shown)[maps(data["maps"])[k]]
+            assert (seen == class_map(of.logits)).mean() > 0.999

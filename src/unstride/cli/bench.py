@@ -36,7 +36,7 @@ def bench(
     ] = 5,
     seconds: Annotated[
         float, typer.Option(min=1, help="Time for it (without --growth): fewer repeats, and what does not fit is said.")
-    ] = 45,
+    ] = 40,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:

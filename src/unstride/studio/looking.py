@@ -30,6 +30,9 @@ from unstride.show.segmentation import palette
 from unstride.show.style import COLOURS, seen
 from unstride.show.tree import rows
 from unstride.studio.disagreement import Disagreement, evidence
+from unstride.studio.stages import look_by_look
+from unstride.views.canvas import Pictures
+from unstride.views.policies import IDENTITY
 
 BUDGET = 30
 SIDE = 320  # a model without a size of its own gets images no longer than this: the page answers in seconds
@@ -45,34 +48,39 @@ def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
 
 
 def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]:
-    """Search once to the highest budget; a search to 30 has visited the search to 4."""
+    """All budgets at once, or all looks of a recipe with stages, one after the other."""
     segmenting = better.task == "segmentation"
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
     x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
-    highest = _affordable(plan) if segmenting else BUDGET
-    wide = better.with_options(budget=highest)
-    # One search gives all of it: `explain` and `costs` would each search again.
-    _, at, predictions, costs = wide.run(x, tuple(range(1, highest + 1)), explain=True)
-    p = predictions[0]
+    if better.recipe.stages:
+        p, answers, costs = look_by_look(better, Pictures([image], loaded.preprocess, x, {IDENTITY: x}))
+    else:
+        p, answers, costs = _searched(better, x, _affordable(plan) if segmenting else BUDGET)
     if not bool(torch.isfinite(p.logits).all()):
         raise InputError("the model's answer to this picture is not finite")
-    count = len(p.states)
-    budgets = range(1, count + 1)
-    answers = [at[b][0] for b in budgets]
     view = seen(loaded.preprocess, image)
     told = _segmented(plan, p, answers, loaded) if segmenting else _classified(plan, p, answers, loaded, x)
     return {
         "task": better.task,
         "image": {"width": view.width, "height": view.height, "data": _picture(view)},
-        "layers": layers(plan, wide.options(plan).layers),
+        "layers": layers(plan, () if better.recipe.stages else better.options(plan).layers),
         "tree": [{"index": n.index, "parent": n.parent, "layer": n.layer, "depth": n.depth} for n in rows(p)],
-        "cost": [round(costs[b][0], 3) for b in budgets],
+        "cost": [round(cost, 3) for cost in costs],
         "stopped": p.stopped,
         **told,
     }
+
+
+def _searched(better: Enhanced, x: Tensor, highest: int) -> tuple[Prediction, list[Tensor], list[float]]:
+    """Search once to the highest budget; a search to 30 has visited the search to 4."""
+    wide = better.with_options(budget=highest)
+    # One search gives all of it: `explain` and `costs` would each search again.
+    _, at, predictions, costs = wide.run(x, tuple(range(1, highest + 1)), explain=True)
+    budgets = range(1, len(predictions[0].states) + 1)
+    return predictions[0], [at[b][0] for b in budgets], [costs[b][0] for b in budgets]
 
 
 def _affordable(plan: Plan) -> int:
@@ -94,7 +102,8 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
     shown += [k for k in colours if k not in shown]
     spread = Disagreement()
     spreads = [float(spread.add(q)) for q in own]
-    heat = evidence(plan, x, [v.state for v in p.states])
+    still = all(v.view == IDENTITY for v in p.states)  # cells of other views lie elsewhere
+    heat = evidence(plan, x, [v.state for v in p.states]) if still else None
     return {
         "classes": [{"name": class_name(loaded.classes, k), "colour": colours.get(k)} for k in shown],
         "plain": _rounded(own[0, shown]),
@@ -158,6 +167,7 @@ def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded)
 
 def _state(v: Any) -> dict[str, Any]:
     return {
+        "view": None if v.view == IDENTITY else str(v.view),
         "selection": [list(s) for s in v.state.selections],
         "criterion": round(v.criterion, 4),
         "confidence": round(1 - v.criterion, 4),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unstride import models
 from unstride.enhanced import Enhanced
-from unstride.errors import DataError, InputError, UnstrideError
+from unstride.errors import DataError, InputError, OptionError, UnstrideError
 from unstride.jobs import strict
 from unstride.models import Loaded
 from unstride.models.weights import place
@@ -43,8 +43,12 @@ class Studio:
     Models and pictures are named by their place in lists that are fixed at the start: no name reaches the file system.
     """
 
-    def __init__(self, spec: str | None = None, weights: str = "default") -> None:
+    def __init__(self, spec: str | None = None, weights: str = "default", **options: Any) -> None:
+        """`options`: what `enhance` takes (recipe, ...), for the model that is given."""
+        if spec is None and options:
+            raise OptionError(f"{', '.join(options)}: a recipe belongs to a model; give it, too")
         given = None if spec is None else models.load(spec, weights=weights)
+        self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
         self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given))}
         if not self.choices:
             raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
@@ -84,7 +88,7 @@ class Studio:
         def compute() -> dict[str, Any]:
             loaded, better = self._model(model)
             plan = better.prepare(_example(loaded))
-            return {"task": better.task, **layers(plan, better.options(plan).layers)}
+            return {"task": better.task, **layers(plan, () if better.recipe.stages else better.options(plan).layers)}
 
         return self._once(("layers", model), compute)
 
@@ -111,7 +115,9 @@ class Studio:
         if key not in self._ready or len(self._ready[key][1].plans) > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
-            self._ready[key] = loaded, prepared(loaded.model, _example(loaded), task, {"budget": BUDGET})
+            options = {"preprocess": loaded.preprocess, **self._options.get(key, {})}
+            better = prepared(loaded.model, _example(loaded), task, options)
+            self._ready[key] = loaded, better if better.recipe.stages else better.with_options(budget=BUDGET)
         return self._ready[key]
 
     def _once(self, key: tuple[str, ...], compute: Any) -> bytes:

@@ -90,7 +90,8 @@ export function tree(place, data, budget) {
       svg("circle", { class: "node", cx: at, cy: y, r: 3 + 6 * share, style: { fill: classes ? colour : "var(--accent)" } }),
       svg("text", { class: strong, x: at + 14, y: y + 4.5 }, shorten(text + (classes && node.index === 0 ? " (plain)" : ""), room)),
       svg("text", { class: strong, x: value, y: y + 4.5, "text-anchor": "end" }, percent(share)));
-    if (selection) made.append(...glyphs(state.selection, rates, value + 14, y, small, classes ? colour : "var(--accent)"));
+    if (selection && state.view) made.append(svg("text", { class: "quiet", x: value + 14, y: y + 4 }, shorten(state.view, Math.floor(selection / 7))));
+    else if (selection) made.append(...glyphs(state.selection, rates, value + 14, y, small, classes ? colour : "var(--accent)"));
     if (weight) {
       const long = (weight - 40) * state.weight / heaviest;
       made.append(
@@ -105,8 +106,8 @@ export function tree(place, data, budget) {
 
 function told(data, node) {
   const state = data.states[node.index];
-  const where = state.selection.map(([y, x]) => (y || x ? `${y},${x}` : "0")).join(" ");
-  const from = node.parent === null ? "the plain network" : `from state ${node.parent + 1}, layer ${node.layer} changed`;
+  const where = (state.view ? `${state.view}, ` : "") + state.selection.map(([y, x]) => (y || x ? `${y},${x}` : "0")).join(" ");
+  const from = node.parent === null ? "the plain network" : !node.layer ? "a further look" : `from state ${node.parent + 1}, layer ${node.layer} changed`;
   const says = data.task === "classification" ? `${state.name} ${percent(state.probability, 1)}` : `${percent(state.changed, 1)} of the pixels differ from the plain answer`;
   return `State ${node.index + 1} (${where}), ${from}: ${says}, criterion ${state.criterion}`;
 }

@@ -1,0 +1,133 @@
+"""One recipe through every command: what one proves, the others run."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import unstride
+from unstride import models, sample
+from unstride.cli import app
+from unstride.cli.main import COMMANDS
+from unstride.cli.recipes import READ
+from unstride.export import Stages
+from unstride.export.driver import open_graph
+from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.search import CRITERIA, ORDERS
+from unstride.recipe import PRESETS, Recipe, words, write
+from unstride.recipe.recipe import AGGREGATES, MERGES
+from unstride.studio import Studio
+from unstride.views.images import open_image
+from unstride.views.policies import parse_view
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert done.exit_code == code, done.output
+    return done
+
+
+@pytest.fixture(scope="module", params=["tuned", "gated"])
+def tuned(request, tmp_path_factory):
+    """What `tune` found for the embedded network, and one that surely has a gate and views of other sizes."""
+    path = tmp_path_factory.mktemp("recipes") / "recipe.toml"
+    if request.param == "tuned":
+        ask = ["--limit", 200, "--pool", "small", "--no-paper", "--cost", 1.5]
+        run("tune", "sample", "--data", "sample", *ask, "--out", path)
+        return path
+    loaded = models.load("sample")
+    again = Stage((parse_view("mirror"), parse_view("1.25x")), gate=Gate("margin", below=0.9))
+    return write(path, Recipe("gated", stages=(Stage(), again)), loaded.model, loaded.preprocess)
+
+
+@pytest.fixture
+def picture(tmp_path):
+    images, _ = sample.classification_sample()
+    Image.fromarray(images[192]).save(tmp_path / "garment.png")
+    return tmp_path / "garment.png"
+
+
+def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
+    loaded = models.load("sample")
+    image = open_image(picture)
+    x = loaded.seen(image)[None]
+    better = unstride.enhance(loaded.model, x, recipe=tuned, preprocess=loaded.preprocess)
+    p = better.explain([image])[0]
+    wanted = p.logits.softmax(0)
+
+    told = json.loads(run("inspect", "sample", "--recipe", tuned, "--json").stdout)["recipe"]
+    assert told["text"] == str(better.recipe)
+    assert told["costs"][0] == pytest.approx(1, abs=0.01)
+
+    shown = json.loads(run("predict", "sample", picture, "--recipe", tuned, "--json").stdout)
+    assert shown["recipe"] == str(better.recipe)
+    assert shown["images"][0]["enhanced"][0]["probability"] == pytest.approx(float(wanted.max()), abs=1e-4)
+
+    run("predict", "sample", picture, "--recipe", tuned, "--out", tmp_path / "p.jsonl")
+    row = json.loads((tmp_path / "p.jsonl").read_text())
+    assert row["classes"][0] == int(wanted.argmax())
+    assert row["probabilities"][0] == pytest.approx(float(wanted.max()), abs=1e-4)
+    assert row["cost"] == pytest.approx(p.cost, abs=1e-4)
+
+    ask = ["--data", "sample", "--limit", 40, "--recipe", tuned, "--out", tmp_path / "runs", "--json"]
+    rows = json.loads(run("evaluate", "sample", *ask).stdout)["rows"]
+    assert len(rows) == (1 if better.recipe.plain else 2)
+
+    measured = json.loads(run("bench", "sample", "--recipe", tuned, "--batch", 1, "--repeats", 1, "--json").stdout)
+    assert measured["rows"][-1]["macs"] == pytest.approx(told["costs"][-1], abs=0.01)
+
+    files = json.loads(run("export", "sample", tmp_path / "net.pt2", "--recipe", tuned, "--json").stdout)["files"]
+    call = Stages(files[-1]) if len(files) > 1 else open_graph(tmp_path / "net.pt2")
+    assert torch.allclose(call(x), better(x), atol=1e-3)
+
+    page = json.loads(gzip.decompress(Studio("sample", recipe=str(tuned)).look("0", "0")))
+    seen = better.explain([Image.fromarray(sample.classification_sample()[0][192])])[0]
+    best = int(seen.logits.argmax())
+    place = [c["name"] for c in page["classes"]].index(loaded.classes[best])
+    assert page["enhanced"][-1][place] == pytest.approx(float(seen.logits.softmax(0)[best]), abs=1e-3)
+
+
+def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, picture):
+    other = models.load("sample-segmentation")
+    path = write(tmp_path / "other.toml", unstride.recipe.get("flip"), model=other.model)
+    ask = ["--recipe", path]
+    for words_of in (
+        ["inspect", "sample"],
+        ["predict", "sample", picture],
+        ["predict", "sample", picture, "--out", tmp_path / "p.jsonl"],
+        ["evaluate", "sample", "--data", "sample", "--limit", 4, "--out", tmp_path / "runs"],
+        ["bench", "sample"],
+        ["fit", "sample", "--data", "sample", "--limit", 4, "--out", tmp_path / "f.safetensors"],
+        ["export", "sample", tmp_path / "net.pt2"],
+    ):
+        assert "fingerprint" in run(*words_of, *ask, code=1).stderr, words_of
+
+
+def test_the_same_options_everywhere_and_their_words_are_the_fields_own():
+    own = {name: {"budget"} for name in ("evaluate", "bench", "studio")}
+    own["fit"] = {"budget", "criterion", "aggregate"}
+    for command in ("inspect", "predict", "evaluate", "bench", "fit", "export", "studio"):
+        assert command in COMMANDS
+        text = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+        for name in {"recipe", *READ} - own.get(command, set()):
+            assert f"--{name}" in text, (command, name)
+    assert set(words.DOCS) == set(Recipe.__dataclass_fields__)
+    assert tuple(PRESETS) == words.PRESETS
+    for field, values in {"criterion": CRITERIA, "order": ORDERS, "aggregate": AGGREGATES, "merge": MERGES}.items():
+        assert all(value in words.DOCS[field] for value in values), field
+
+
+def test_what_fit_saved_is_a_recipe(tmp_path, picture):
+    out = tmp_path / "fitted.safetensors"
+    run("fit", "sample", "--data", "sample", "--limit", 40, "--epochs", 1, "--budget", 3, "--out", out)
+    shown = json.loads(run("predict", "sample", picture, "--recipe", out, "--budget", 4, "--json").stdout)
+    loaded = models.load("sample")
+    x = loaded.seen(open_image(picture))[None]
+    wanted = unstride.load(out, loaded.model).with_options(budget=4)(x)[0].softmax(0)
+    assert shown["images"][0]["enhanced"][0]["probability"] == pytest.approx(float(wanted.max()), abs=1e-4)
+    assert len(shown["images"][0]["states"]) == 4
+    refused = run("fit", "sample", "--data", "sample", "--limit", 4, "--recipe", "flip", "--out", out, code=1)
+    assert "stages of looks" in refused.stderr
