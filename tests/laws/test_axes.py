@@ -104,7 +104,7 @@ def test_a_signal_by_hand() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_ramp_and_its_aligned_map(n: int) -> None:
-    """Means of a ramp: the displacement is what the map moved by, and aligned maps agree, inside, with the plain one."""
+    """Means of a ramp: the displacement is what the map moved by; aligned maps agree, inside, with the plain one."""
     size = (16,) * n
     ramps = torch.meshgrid(*(torch.arange(k, dtype=torch.float64) for k in size), indexing="ij")
     x = torch.stack(ramps)[None]
