@@ -225,7 +225,7 @@ def test_a_picture_that_cannot_be_written_does_not_lose_the_answer(
     arguments: tuple[Any, ...] = {
         "evaluate": ("evaluate", "nets.py:net", "--data", "npz:d.npz", "--budget", 2),
         "predict": ("predict", "nets.py:net", "a.png", "--budget", 2),
-        "bench": ("bench", "nets.py:net", "--budget", 2, "--batch", 1, "--no-growth", "--repeats", 1),
+        "bench": ("bench", "nets.py:net", "--budget", 2, "--batch", 1, "--repeats", 1),
     }[command]
     result = run(*arguments, "--plot", "p.png", *(["--json"] if as_json else []), code=3)
     assert "p.png: cannot be written (No space left on device)" in result.stderr
@@ -364,7 +364,7 @@ def test_lines_end_at_the_edge_of_the_terminal(here: Path, command: str, columns
         "evaluate": (*EVALUATE, "--limit", 20, "--budget", 2, "--tta", "flip"),
         "predict": ("predict", "sample", "a.png", "--budget", 5),
         "inspect": ("inspect", "sample"),
-        "bench": ("bench", "sample", "--budget", 2, "--batch", 1, "--no-growth", "--repeats", 1),
+        "bench": ("bench", "sample", "--budget", 2, "--batch", 1, "--repeats", 1),
         "reproduce": ("reproduce", "list"),
     }[command]
     lines = in_a_terminal(columns, *arguments)

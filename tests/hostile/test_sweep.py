@@ -266,7 +266,7 @@ def test_files_given_to_python(here: Path, tally: Tally) -> None:
 
 
 OPTIONAL: dict[str, list[Any]] = {
-    "budgets": [(), 0, 4, "4", (0,), (-1,), (1.5,), (True,), ("4",), None, ((1, 2),), {"a": 1}],
+    "budgets": [(), 0, 4, "4", (0,), (-1,), (1.5,), (True,), ("4",), ((1, 2),), {"a": 1}],
     "weights": ["nowhere", 5, ["x"]],
     "task": ["x", 5, "segmentation", ["classification"]],
     "tta": ["x", 5, ["flip"], "flip:", "standard:x", b"flip"],

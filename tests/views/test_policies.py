@@ -54,7 +54,7 @@ def test_order_is_by_intensity() -> None:
     for part in (expanded[:132], expanded[132 : 8778 - 131], expanded[8778 - 131 :], policies.standard()):
         strength = [view.intensity for view in part]
         assert strength == sorted(strength)
-    assert str(expanded[0]) == "Identity"
+    assert expanded[0].spec() == "Identity"
 
 
 def test_order_and_cutout_depend_on_the_seed_alone() -> None:

@@ -34,9 +34,9 @@ def fit(
     limit: Limit = None,
     weights: Weights = "default",
     budget: Annotated[
-        int, typer.Option(min=2, help="States per image in training; any number may be used later.")
+        int, typer.Option(min=2, max=MOST, help="States per image in training; any number may be used later.")
     ] = 30,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, max=MOST, help="Passes over the images.")] = 20,
     lr: Annotated[float, typer.Option(help="Learning rate; the paper's 1e-6 is for ImageNet's 20,000 images.")] = 1e-4,
     unseen: Annotated[bool, typer.Option(help="The network was not trained on these images.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Images per step.")] = 32,

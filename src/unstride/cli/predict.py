@@ -128,7 +128,6 @@ def _answers(
     """An answer for each image, with its picture where one is wanted."""
     import torch
 
-    import unstride
     from unstride.models.weights import place
     from unstride.show.answers import answer_of
     from unstride.show.style import save
@@ -138,7 +137,7 @@ def _answers(
     better: Enhanced | None = None
     for batch in _batches(opened, 1 if options["task"] == "segmentation" else TOGETHER):
         x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
-        better = better or unstride.enhance(loaded.model, x[:1], **options)
+        better = better or _enhanced(loaded.model, x[:1], options)
         pictures = Pictures([image for _, image, _ in batch], loaded.preprocess, x, {IDENTITY: x})
         for (name, image, tensor), prediction in zip(batch, better.explain(pictures), strict=True):
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
@@ -148,6 +147,15 @@ def _answers(
                 if save(figure, Path(answer["plot"])) is None:
                     del answer["plot"]
             yield better, answer
+
+
+def _enhanced(model: Any, example: "Tensor", options: dict[str, Any]) -> "Enhanced":
+    """Made ready for such pictures; one that was enhanced before keeps what it was asked for."""
+    from unstride.enhanced import Enhanced, enhance
+
+    if not isinstance(model, Enhanced):
+        return enhance(model, example, **options)
+    return model.with_options(**{k: v for k, v in options.items() if k != "task"})
 
 
 def _picture(

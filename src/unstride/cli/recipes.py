@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import numbers
+from unstride.cli.options import MOST, numbers
 from unstride.recipe.words import DOCS, PRESETS
 
 if TYPE_CHECKING:
@@ -104,5 +104,6 @@ def _parameters(without: tuple[str, ...]) -> list[inspect.Parameter]:
 
 def _option(name: str, kind: Any, help: str) -> inspect.Parameter:
     text = help[:1].upper() + help[1:]
-    annotation = Annotated[kind | None, typer.Option(f"--{name}", help=text, rich_help_panel="Recipe")]
+    bounds = {"min": 1, "max": MOST} if kind is int else {}
+    annotation = Annotated[kind | None, typer.Option(f"--{name}", help=text, rich_help_panel="Recipe", **bounds)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

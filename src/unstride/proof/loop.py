@@ -182,6 +182,8 @@ def _enhanced(
         )
     example = _first(dataset)[None].to(*place(module))
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **options})
+    if budgets is not None and better.recipe.name == "default":  # budgets ask for the search
+        better = better.with_options(recipe="paper")
     if not better.recipe.stages:
         return better.with_options(seed=seed)
     if budgets is not None:
@@ -218,7 +220,7 @@ def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
     plan = better.plan
-    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
+    asked = {n: getattr(better.recipe, n) for n in (*SEARCH, "align", "border") if n not in ("budget", "seed", "stop")}
     asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
     attention = better.attention
