@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ class SampledSearch(Search):
 
     def _pop(self, scores: Sequence[float]) -> tuple[int, int]:
         waiting = sorted(self._open)
+        if not all(math.isfinite(scores[i]) for i in waiting):
+            raise InputError(
+                "the model's answer for some image is not finite, so nothing can be learned from it; half precision "
+                "may have overflowed: use float32, or leave such images out"
+            )
         i = self.random.choices(waiting, [1.0 / (max(scores[i], 0.0) + SHARP) for i in waiting])[0]
         return i, self._open[i][0]
 
