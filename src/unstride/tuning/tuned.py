@@ -89,9 +89,3 @@ class Tuned:
             "verdict": self.verdict,
         }
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
-
-    def conformal(self, alpha: float = 0.1) -> Any:
-        """Prediction sets that hold the true class with probability 1 - alpha; see `unstride.tuning.conformal`."""
-        from unstride.tuning.conformal import conformal
-
-        return conformal(self, alpha)
