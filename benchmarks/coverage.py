@@ -31,9 +31,12 @@ import torch  # noqa: E402
 import torchvision  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
+from benchmarks import other_axes  # noqa: E402
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
+from unstride.geometry.grids import by  # noqa: E402
 from unstride.geometry.states import State  # noqa: E402
 
+OTHER = ("video", "monai", "nnunet", "signal")
 CORE = ("graph", "geometry", "engine")  # the rooms whose code a row depends on
 SMALL = ["test", "atto", "femto", "pico", "nano", "xxs", "xxt", "xt", "xs", "tiny", "mini", "ti", "t", "small"]
 SMALL += ["s0", "s1", "s", "m0", "m1", "b0", "a0", "d0"]
@@ -49,7 +52,8 @@ def specs() -> list[str]:
     out += [f"smp:{d}:{e}" for d in DECODERS for e in ENCODERS]
     out += ["hf:segformer", "hf:upernet-swin"]
     out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models.segmentation)]
-    return out + [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models)]
+    out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models)]
+    return out + other_axes.specs()
 
 
 # Families whose smallest name is not the smallest model.
@@ -79,8 +83,15 @@ def _size_by_name(name: str) -> tuple[Any, ...]:
     return huge, small, numbers, len(name), name
 
 
-def build(spec: str) -> tuple[nn.Module, list[int]]:
-    """The model and the image sizes to try."""
+def build(spec: str) -> tuple[nn.Module, list[int] | list[tuple[int, ...]], int]:
+    """The model, the image sizes to try and the channels."""
+    if spec.split(":", 1)[0] in OTHER:
+        return other_axes.build(spec)
+    model, sizes = _of_images(spec)
+    return model, sizes, getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
+
+
+def _of_images(spec: str) -> tuple[nn.Module, list[int]]:
     library, name = spec.split(":", 1)
     if library == "torchvision":
         options: dict[str, Any] = {"weights": None}
@@ -203,21 +214,20 @@ class Unbuilt(Exception):
 def ready(spec: str, found: dict[str, Any]) -> tuple[nn.Module, Tensor]:
     """The model with weights that matter, and two images of the first size that it takes."""
     try:
-        model, sizes = build(spec)
+        model, sizes, channels = build(spec)
     except Exception as error:
         raise Unbuilt(f"the library does not build it: {_brief(error)}") from error
     stir(model.eval())
-    channels = getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
     errors = []
     for size in sizes:
-        images = torch.randn(2, channels, size, size)
+        images = torch.randn(2, channels, *((size, size) if isinstance(size, int) else size))
         try:
             with torch.no_grad():
                 model(images[:1])
         except Exception as error:
             errors.append(f"{size} px: {_brief(error)}")
             continue
-        found["size"] = size
+        found["size"] = size if isinstance(size, int) else by(size)
         settle(model, images)
         return model, images
     raise Unbuilt(f"the model itself raises: {'; '.join(errors)[:300]}")
@@ -316,7 +326,7 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
         lines.append(f"| {group} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
     lines += ["", "| model | px | layers | rates | verdict | reason |", "|---|---|---|---|---|---|"]
     for r in rows:
-        rates = " ".join(f"{y}" if y == x else f"{y}x{x}" for y, x in r.get("rates", []))
+        rates = " ".join(by(rate if len({*rate}) > 1 else rate[:1]) for rate in r.get("rates", []))
         reason = r["reason"].replace("|", "/")
         lines.append(f"| {r['spec']} | {r.get('size', '')} | {r['layers']} | {rates} | {r['verdict']} | {reason} |")
     return "\n".join(lines) + "\n"
@@ -328,6 +338,10 @@ def _groups() -> dict[str, Callable[[str], bool]]:
         "timm families": lambda s: s.startswith("timm:"),
         "segmentation_models_pytorch": lambda s: s.startswith("smp:"),
         "transformers": lambda s: s.startswith("hf:"),
+        "video (torchvision)": lambda s: s.startswith("video:"),
+        "MONAI": lambda s: s.startswith("monai:"),
+        "nnU-Net (dynamic-network-architectures)": lambda s: s.startswith("nnunet:"),
+        "signals": lambda s: s.startswith("signal:"),
     }
 
 
