@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean, top_class
-from unstride.procedure.gates import Stage, sureness
+from unstride.procedure.aggregate import WeightedMean
+from unstride.procedure.align import align_covered
+from unstride.procedure.gates import Stage
+from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.prediction import cropped
-from unstride.procedure.tasks import Plan
+from unstride.procedure.tasks import Plan, Target
 from unstride.procedure.temperature import match_temperature
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
@@ -49,18 +52,21 @@ class Seen:
 
 @dataclass(eq=False)
 class Merged:
-    """The running mean of all looks, picture by picture: of logits, or of probabilities."""
+    """The running mean of all looks, picture by picture, of what the task and `merge` average; or their median."""
 
     merge: str
+    task: Task = TASKS["classification"]
     total: Tensor | None = None
     weight: Tensor | None = None
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)  # every look, only for the median
 
     def add(self, count: int, rows: list[int], logits: Tensor, weight: float, temperature: float) -> None:
         logits = logits.float() / temperature
-        if self.merge == "probabilities":
-            single = logits.shape[1] == 1
-            logits = logits.sigmoid() if single else logits.softmax(1)
-        self.add_mean(count, rows, logits, weight)
+        if self.merge == "median":
+            for i, one in zip(rows, logits, strict=True):
+                self.kept.setdefault(i, []).append(one)
+        else:
+            self.add_mean(count, rows, self.task.encode(logits, self.merge), weight)
 
     def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float) -> None:
         """What is merged already, such as a stage's own mean."""
@@ -71,11 +77,17 @@ class Merged:
         self.weight[rows] += weight
 
     def logits(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        if self.merge == "median":
+            chosen = sorted(self.kept)[rows] if isinstance(rows, slice) else rows
+            return torch.stack([_median(self.kept[i]) for i in chosen])
         assert self.total is not None and self.weight is not None
-        mean = self.total[rows] / self.weight[rows]
-        if self.merge == "logits":
-            return mean
-        return mean.logit(1e-7) if mean.shape[1] == 1 else mean.clamp(min=1e-12).log()  # NaN stays NaN in both
+        return self.task.decode(self.total[rows] / self.weight[rows], self.merge)
+
+
+def _median(looks: Sequence[Tensor]) -> Tensor:
+    """Number by number; of an even number of looks, the mean of the two in the middle."""
+    ordered = torch.stack(list(looks)).sort(0).values
+    return (ordered[(len(looks) - 1) // 2] + ordered[len(looks) // 2]) / 2
 
 
 @dataclass(eq=False)
@@ -86,7 +98,8 @@ class Looked:
     macs: list[int]
     counts: list[int]
     stopped: list[str]
-    tops: list[list[Tensor]]  # the class that each look gave, only where a gate asks for agreement
+    tops: list[list[Tensor]]  # what each look said (its class), only where a gate asks for agreement
+    beside: dict[int, Merged] = field(default_factory=dict)  # further maps of the output, by the number of the target
     plain: list[Batch] = field(default_factory=list)  # the plain view's runs: its own answer, and other outputs
     seen: list[Seen] = field(default_factory=list)  # only where it is to be explained
     sure: list[Tensor] = field(default_factory=list)  # of all pictures before each gate, only when calibrating
@@ -107,10 +120,11 @@ class Looking:
     merge: str = "logits"
     explain: bool = False
     gated: bool = True  # False: every gate lets everything through, as calibrating wants it
+    task: Task = TASKS["classification"]
 
     def run(self, source: Source) -> Looked:
         count = len(source)
-        out = Looked(Merged(self.merge), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
+        out = Looked(Merged(self.merge, self.task), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
         rows = list(range(count))
         kept: list[Batch] = []
         taken: set[Look] = set()
@@ -141,7 +155,7 @@ class Looking:
         gate = stage.gate
         assert gate is not None
         own = [torch.stack(looks) for looks in zip(*(out.tops[i] for i in rows), strict=True)]
-        now = sureness(out.merged.logits(rows), gate.by, own)
+        now = self.task.sure(out.merged.logits(rows), gate.by, own)
         if not self.gated:
             out.sure.append(now)
             return rows
@@ -177,11 +191,14 @@ class Looking:
         agreement = any(s.gate is not None and s.gate.by == "agreement" for s in self.stages)
         for view in views if here else ():
             states = [s for s in chosen if Look(view, s) not in taken]
-            for of, logits in batch.look(view, states, here, out.plain[0] if out.plain else batch):
+            for of, (logits, *more) in batch.look(view, states, here, out.plain[0] if out.plain else batch):
                 weight = stage.weight(view) * len(of)
                 out.merged.add(len(out.macs), here, logits, weight, stage.temperature(view))
+                for k, further in enumerate(more, 1):
+                    merged = out.beside.setdefault(k, Merged(self.merge, self.task))
+                    merged.add(len(out.macs), here, further, weight, stage.temperature(view))
                 if agreement:
-                    for i, top in zip(here, top_class(logits), strict=True):
+                    for i, top in zip(here, self.task.own(logits), strict=True):
                         out.tops[i].append(top)
                 if self.explain:
                     out.seen.append(Seen(tuple(Look(view, s) for s in of), here, logits, stage.weight(view)))
@@ -210,30 +227,63 @@ class Batch:
 
     def look(
         self, view: View, states: Sequence[State], rows: Sequence[int], plain: Batch
-    ) -> Iterator[tuple[tuple[State, ...], Tensor]]:
-        """(states, logits) of each state, or of the mean over the states where they are maps, in plain coordinates."""
-        plan, target = self.plan, self.plan.targets[0]
-        zero, places = plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, Tensor]] = []
-        if zero in states:
-            whole = self.run.plain[target.tap]
-            found.append((zero, whole if len(places) == len(whole) else whole[places]))
-        if rest:
-            values = dict(zip(plan.engine.taps, self.run.add([(k, s) for s in rest for k in places]), strict=True))
-            found += list(zip(rest, values[target.tap].tensor_split(len(rest)), strict=True))
-        if plan.task == "classification":
-            for state, value in found:
-                yield (state,), target.finish(value)
-        elif found:
-            logits = cropped(_mean_map(plan, found), self.crop)
-            yield tuple(s for s, _ in found), back(view, logits, plain.plan.graph.size, plain.out_size)
+    ) -> Iterator[tuple[tuple[State, ...], list[Tensor]]]:
+        """(states, outputs) in plain coordinates: of each state, in segmentation of the mean over the states.
 
-    @property
-    def out_size(self) -> tuple[int, ...]:
-        """(H, W) of the output map."""
-        shape = self.plan.found.trace.shapes[self.plan.targets[0].leaf]
-        return tuple(int(n) for n in cropped(torch.empty(shape, device="meta"), self.crop).shape[2:])
+        Further outputs than the main one are those that are merged as well: maps of numbers, features.
+        """
+        plan, lead, task = self.plan, self.plan.targets[0], self.plan.meaning
+        found = self._found(view, states, rows)
+        if not task.maps:
+            for state, values in found:
+                yield (state,), [lead.finish(values[lead.tap])]
+        elif not task.classes:
+            for state, values in found:
+                yield (state,), [self._laid(view, state, values[t.tap], t, plain) for t in plan.targets]
+        elif found:
+            logits = cropped(_mean_map(plan, [(s, values[lead.tap]) for s, values in found]), self.crop)
+            out = back(view, logits, plain.plan.graph.size, plain.out_size(lead))
+            yield tuple(s for s, _ in found), [out]
+
+    def _found(
+        self, view: View, states: Sequence[State], rows: Sequence[int]
+    ) -> list[tuple[State, dict[Node, Tensor]]]:
+        """What each state has at the taps."""
+        taps, zero, places = self.plan.engine.taps, self.plan.found.space.zero, self.places(view, rows)
+        rest = [s for s in states if s != zero]
+        found: list[tuple[State, dict[Node, Tensor]]] = []
+        if zero in states:
+            whole = {tap: self.run.plain[tap] for tap in taps}
+            found.append((zero, {t: v if len(places) == len(v) else v[places] for t, v in whole.items()}))
+        if rest:
+            values = self.run.add([(k, s) for s in rest for k in places])
+            parts = zip(*(v.tensor_split(len(rest)) for v in values), strict=True)
+            found += [(s, dict(zip(taps, part, strict=True))) for s, part in zip(rest, parts, strict=True)]
+        return found
+
+    def _laid(self, view: View, state: State, value: Tensor, target: Target, plain: Batch) -> Tensor:
+        """One state's map, moved to where the plain one lies; features stay the map that they are."""
+        plan, offset = self.plan, self.plan.offset(state, target)
+        if offset is not None and not offset.still:
+            moved = align_covered(plan.maps(value, target).float(), offset)
+            value = moved if plan.task == "features" else plan.unmap(moved, value, target)
+        elif plan.task == "features":
+            value = plan.maps(value, target)
+        out = value if plan.task == "features" else target.finish(value)
+        out = cropped(out, self.crop)
+        maps = out if out.ndim == 2 + len(plan.graph.size) else out.unsqueeze(1)
+        twin = plain.plan.targets[plan.targets.index(target)]
+        maps = back(view, maps, plain.plan.graph.size, plain.out_size(twin))
+        return maps if out.ndim == maps.ndim else maps.squeeze(1)
+
+    def out_size(self, target: Target) -> tuple[int, ...]:
+        """(H, W) of an output's map."""
+        if self.plan.task == "features":
+            assert target.grid is not None
+            return target.grid.size
+        shape = self.plan.found.trace.shapes[target.leaf]
+        size = cropped(torch.empty(shape, device="meta"), self.crop).shape[-len(self.plan.graph.size) :]
+        return tuple(int(n) for n in size)
 
     def spent(self, view: View, rows: Sequence[int], looks: int) -> Iterator[tuple[int, int]]:
         """(row, MACs) since it was asked last."""

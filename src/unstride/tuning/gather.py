@@ -158,7 +158,7 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
         for start in range(0, len(rows), together):
             part = rows[start : start + together]
             batch = Batch(plan, plan.engine.start(images[start : start + together]), (view,), part, crop)
-            for of, logits in batch.look(view, states, part, batch):
+            for of, (logits, *_) in batch.look(view, states, part, batch):
                 parts.setdefault(Look(view, of[0]), []).append(logits.float().cpu())
         found |= {look: torch.cat(values) for look, values in parts.items()}
     return torch.stack([found[look] for look in looks])
