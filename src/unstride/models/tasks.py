@@ -77,7 +77,9 @@ def _by_shape(shapes: Sequence[tuple[int, ...]], example: Tensor) -> tuple[str, 
     for shape in shapes:
         if len(shape) == 2:
             return "classification", shape
-        if len(shape) == axes + 2 and shape[-1] > 1:
+        if len(shape) > 2 and set(shape[2:]) == {1}:
+            return "embedding", shape
+        if len(shape) == axes + 2:
             fine = shape[-1] * _SEGMENTS >= example.shape[-1] and shape[1] <= 256
             return ("segmentation" if fine else "features"), shape
         if len(shape) == axes + 1 and axes > 1:
