@@ -99,7 +99,7 @@ def test_what_needs_classes_is_refused(task: str, asked: dict[str, Any]) -> None
 
 
 def test_the_alternative_is_named() -> None:
-    with pytest.raises(OptionError, match="'displacement'.*near:4"):
+    with pytest.raises(OptionError, match=r"'displacement'.*near:4"):
         Recipe(task="dense", budget=4, criterion="entropy")
     with pytest.raises(OptionError, match="near:4"):
         Recipe(task="regression", stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate("entropy", below=0.5))))

@@ -27,12 +27,12 @@ class Item:
     files: tuple[Path, ...] = ()
 
     def read(self) -> tuple[Image.Image, int | Tensor]:
-        """RGB image, and its class or its mask (H, W)."""
+        """RGB image, and its class, its mask or map (H, W), or its labels or numbers (K,)."""
         image = self.image()
         if isinstance(self.target, int):
             return image, self.target
         mask = self.target()
-        if tuple(mask.shape) != (image.height, image.width):
+        if mask.ndim > 1 and tuple(mask.shape) != (image.height, image.width):
             raise DataError(
                 f"{self.files[-1] if self.files else self.id}: the mask has {mask.shape[0]} x {mask.shape[1]} pixels, "
                 f"its image {image.height} x {image.width}; they must be equal"
