@@ -39,7 +39,9 @@ def test_depth_from_16_bits_and_from_arrays(tmp_path: Path) -> None:
     found = data.load(f"depth:{root}", WHOLE)
     assert found.task == "dense" and len(found) == 3 and found.legend == "targets: dense"
     png, npy, odd = (found.tensors(k)[1] for k in range(3))
-    assert torch.isnan(png[0, 0]) and float(png[0, 1]) == pytest.approx(0.1) and float(png[-1, -1]) == pytest.approx(11.9)
+    assert (
+        torch.isnan(png[0, 0]) and float(png[0, 1]) == pytest.approx(0.1) and float(png[-1, -1]) == pytest.approx(11.9)
+    )
     assert float(npy[0, 0]) == 0 and float(npy[-1, -1]) == 11900 and odd.shape == (12, 10)  # arrays are as they are
     with pytest.raises(OptionError, match="whole image"):
         data.load(f"depth:{root}", Preprocess(8, 8))
@@ -112,7 +114,7 @@ def test_numbers(tmp_path: Path) -> None:
     found = data.load(f"values:{table}", WHOLE)
     assert found.task == "regression" and found.tensors(2)[1].tolist() == [2.5, -2.0]
     table.write_text("path,age\np0.png,nan\n")
-    with pytest.raises(DataError, match="row 2.*finite"):
+    with pytest.raises(DataError, match=r"row 2.*finite"):
         data.load(f"values:{table}", WHOLE)
 
 

@@ -109,13 +109,18 @@ def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, An
 
 
 def _task(task: str | None, loaded: "Loaded") -> str:
-    from unstride.errors import OptionError
-    from unstride.procedure.tasks import TASKS
+    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+    import warnings
 
-    task = task or loaded.task or "classification"
-    if task not in TASKS:
-        raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
-    return task
+    from unstride.errors import TaskAssumed
+    from unstride.models.tasks import task_of
+    from unstride.models.weights import place
+
+    found = task_of(task or loaded.task, loaded.model, loaded.example().to(*place(loaded.model)))
+    if found.assumed:
+        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=2)
+    assert found.task is not None
+    return found.task
 
 
 def _answers(
@@ -129,13 +134,14 @@ def _answers(
     import torch
 
     from unstride.models.weights import place
+    from unstride.procedure.meaning import TASKS
     from unstride.show.answers import answer_of
     from unstride.show.style import save
     from unstride.views.canvas import Pictures
     from unstride.views.policies import IDENTITY
 
     better: Enhanced | None = None
-    for batch in _batches(opened, 1 if options["task"] == "segmentation" else TOGETHER):
+    for batch in _batches(opened, 1 if TASKS[options["task"]].maps else TOGETHER):
         x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
         better = better or _enhanced(loaded.model, x[:1], options)
         pictures = Pictures([image for _, image, _ in batch], loaded.preprocess, x, {IDENTITY: x})
@@ -168,9 +174,14 @@ def _picture(
     loaded: "Loaded",
 ) -> Any:
     from unstride import show
+    from unstride.errors import OptionError
     from unstride.show.answers import headline
 
     title = f"{path.name}: {headline(answer)}"
+    if better.task in ("dense", "features"):
+        return show.plot_map(show.seen(loaded.preprocess, image), prediction, title)
+    if better.task not in ("classification", "segmentation"):
+        raise OptionError(f"--plot shows classes and maps; this is {better.task}")
     if better.task == "segmentation":
         return show.plot_segmentation(show.seen(loaded.preprocess, image), prediction, loaded.classes, title)
     rates = better.prepare(tensor[None]).found.space.rates
@@ -250,11 +261,21 @@ def _show(answer: dict[str, Any], states: bool) -> None:
         print_table(console, _states_table(answer))
     console.print(
         f"  {len(answer['states'])} {_looks(answer)}, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
-        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"
+        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f}{_unit(answer)}, stopped: {answer['stopped']}"
     )
     if "plot" in answer:
         console.print(f"  picture: {escape(answer['plot'])}")
     console.print()
+
+
+def _unit(answer: dict[str, Any]) -> str:
+    """Of the spread: classes have a mutual information, numbers a deviation in their own unit."""
+    return "" if "value" in answer["enhanced"][0] else " nats"
+
+
+def _of(entry: dict[str, Any]) -> str:
+    """The number beside a name, as it is read."""
+    return f"{entry['value']:.4g}" if "value" in entry else f"{entry.get('share', entry.get('probability')):.1%}"
 
 
 def _looks(answer: dict[str, Any]) -> str:
@@ -266,7 +287,6 @@ def _classes_table(answer: dict[str, Any]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    value = "share" if "changed" in answer else "probability"
     table = Table(box=None, padding=(0, 2, 0, 2))
     for name, justify in (("plain", "left"), ("", "right"), ("enhanced", "left"), ("", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -274,7 +294,7 @@ def _classes_table(answer: dict[str, Any]) -> Any:
         row: list[str] = []
         for side in ("plain", "enhanced"):
             entry = answer[side][k] if k < len(answer[side]) else None
-            row += ["", ""] if entry is None else [escape(entry["name"]), f"{entry[value]:.1%}"]
+            row += ["", ""] if entry is None else [escape(entry["name"]), _of(entry)]
         table.add_row(*row)
     return table
 
@@ -295,5 +315,5 @@ def _states_table(answer: dict[str, Any]) -> Any:
     for s in answer["states"]:
         text = "(" + " ".join("0" if not any(x) else f"{x[0]},{x[1]}" for x in s["state"]) + ")"
         cells = [*([escape(s["view"])] if views else []), text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
-        table.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
+        table.add_row(*cells, *([escape(s["name"]), _of(s)] if own else []))
     return table

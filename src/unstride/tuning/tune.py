@@ -20,6 +20,7 @@ from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
+from unstride.procedure.meaning import TASKS
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
@@ -93,16 +94,21 @@ def _ready(
             )
         data = load_data(data, loaded.preprocess, None, limit, classes=loaded.classes or None)
     if isinstance(data, Dataset) and data.task != "classification":
-        raise OptionError(f"{data.name} is labelled for {data.task}; tune chooses for classification so far")
+        raise OptionError(
+            f"{data.name} is labelled for {data.task}; tune chooses for classification so far: compare recipes with "
+            "unstride.evaluate(model, data, recipe=...)"
+        )
     like = next((p.detach() for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
     given = list(parts(data, like.new_zeros(())))
     if not given:
         raise DataError("the data has no picture")
     preprocess = data.preprocess if isinstance(data, Dataset) else None
     if isinstance(module, Enhanced):
+        if not TASKS[module.task].one_label:
+            raise OptionError(f"the model was enhanced for {module.task}; tune chooses for classification so far")
         return module.with_options(recipe="plain"), given
     example = given[0].source.rows([0]).see(IDENTITY)
-    return enhance(module, example, recipe="plain", preprocess=preprocess), given
+    return enhance(module, example, recipe="plain", task="classification", preprocess=preprocess), given
 
 
 class Tuning:
