@@ -78,7 +78,6 @@ def test_neighbours_by_hand_and_by_torchmetrics() -> None:
     values = joined(measures.score("embedding", [vectors, vectors], labels.tolist()))
     measured, compare = measures.summarise("embedding", values, 0)
     others = ~torch.eye(40, dtype=torch.bool)
-    hit_rate = torchmetrics.functional.retrieval.retrieval_hit_rate
     hits = [
         torchmetrics.functional.retrieval.retrieval_hit_rate(
             cosine[i][others[i]], labels[others[i]] == labels[i], top_k=5
