@@ -310,7 +310,8 @@ PARTS: dict[str, Callable[[Path, float], Iterator[dict[str, Any]]]] = {
 UNITS = {"neighbours": "queries", "dense features": "frames"}
 NEIGHBOURS = (
     "The label that most of a query's nearest gallery pictures have (20 on CIFAR-10; on ImageNet one, because the "
-    "gallery has one picture of each class). Gallery and queries take the same looks; vectors are merged as unit vectors."
+    "gallery has one picture of each class). Gallery and queries take the same looks; vectors are merged as unit "
+    "vectors."
 )
 DENSE = (
     "A linear probe on the features of every pixel: bilinear between the cells of the plain map, between those of a "

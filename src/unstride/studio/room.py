@@ -115,6 +115,8 @@ class Studio:
         if key not in self._ready or len(self._ready[key][1].plans) > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
+            if task not in ("classification", "segmentation"):
+                raise InputError(f"the studio shows classes; {loaded.spec} is for {task}: unstride predict --plot")
             options = {"preprocess": loaded.preprocess, **self._options.get(key, {})}
             better = prepared(loaded.model, _example(loaded), task, options)
             self._ready[key] = loaded, better if better.recipe.stages else better.with_options(budget=BUDGET)
