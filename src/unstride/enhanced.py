@@ -222,7 +222,7 @@ class Enhanced(nn.Module):
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
             base = "paper"
-        base = get(base, self.task)
+        base = get(base, self.task, wanted_axes(self.model))
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
         preprocess = changes.pop("preprocess", self.preprocess)
         other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
