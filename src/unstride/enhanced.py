@@ -19,7 +19,7 @@ from unstride.errors import InputError, OptionError
 from unstride.graph.capture import check_images, wanted_axes
 from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
-from unstride.models.weights import place
+from unstride.models.weights import place, under_model
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
@@ -68,6 +68,7 @@ class Enhanced(nn.Module):
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
         self.training = False  # it always runs as in evaluation
+        self.register_load_state_dict_pre_hook(under_model)
 
     @property
     def task(self) -> str:
