@@ -23,18 +23,18 @@ def phantom(seed: int) -> tuple[Tensor, Tensor]:
     """(1, D, H, W) and its labels (D, H, W): 0 nothing, 1 tube, 2 blob."""
     draw = torch.Generator().manual_seed(seed)
     side = SIZE * FINE
-    axis = (torch.arange(side) + 0.5) / FINE
-    places = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij"), -1).view(-1, 3)
-    tube = torch.zeros(len(places), dtype=torch.bool)
+    tube, blob = (torch.zeros(side, side, side, dtype=torch.bool) for _ in range(2))
     for _ in range(3):
         path, radius = _path(draw), 0.8 + 1.2 * float(torch.rand((), generator=draw))
         for a, b in itertools.pairwise(path):
-            tube |= _near_segment(places, a, b, radius)
-    blob = torch.zeros_like(tube)
+            box, places = _box(torch.minimum(a, b) - radius, torch.maximum(a, b) + radius)
+            along = ((places - a) @ (b - a) / (b - a).square().sum()).clamp(0, 1)
+            tube[box] |= (places - a - along[..., None] * (b - a)).square().sum(-1) < radius**2
     for _ in range(4):
         centre, radii = torch.rand(3, generator=draw) * SIZE, 1.5 + 3.5 * torch.rand(3, generator=draw)
-        blob |= ((places - centre) / radii).square().sum(1) < 1
-    shares = torch.stack([~(tube | blob), tube, blob & ~tube]).float().view(1, 3, side, side, side)
+        box, places = _box(centre - radii, centre + radii)
+        blob[box] |= ((places - centre) / radii).square().sum(-1) < 1
+    shares = torch.stack([~(tube | blob), tube, blob & ~tube]).float()[None]
     mixed = avg_pool3d(shares, FINE)[0]
     clean = 1.0 * mixed[TUBE] + 0.6 * mixed[BLOB]
     bias = interpolate(torch.randn(1, 1, 3, 3, 3, generator=draw), (SIZE,) * 3, mode="trilinear")[0]
@@ -53,14 +53,12 @@ def _path(draw: torch.Generator) -> list[Tensor]:
     return found
 
 
-def _near_segment(places: Tensor, a: Tensor, b: Tensor, radius: float) -> Tensor:
-    near = torch.zeros(len(places), dtype=torch.bool)
-    low, high = torch.minimum(a, b) - radius, torch.maximum(a, b) + radius
-    inside = ((places >= low) & (places <= high)).all(1).nonzero()[:, 0]  # most of the volume is far away
-    p = places[inside] - a
-    along = (p @ (b - a) / (b - a).square().sum()).clamp(0, 1)
-    near[inside] = (p - along[:, None] * (b - a)).square().sum(1) < radius**2
-    return near
+def _box(low: Tensor, high: Tensor) -> tuple[tuple[slice, ...], Tensor]:
+    """The fine voxels between two corners, and where they lie (.., .., .., 3)."""
+    ends = [(max(0, math.floor(FINE * a)), max(0, math.ceil(FINE * b))) for a, b in zip(low, high, strict=True)]
+    sides = [slice(a, min(b, SIZE * FINE)) for a, b in ends]
+    axes = [(torch.arange(max(0, s.stop - s.start)) + s.start + 0.5) / FINE for s in sides]
+    return tuple(sides), torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 def phantoms(first: int, count: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ of one core.
 import argparse
 import csv
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -211,10 +212,10 @@ def page(rows: dict[str, list[Row]], about: str) -> str:
     lines = [
         "# Volumes and signals",
         "",
-        "Made by `python -m benchmarks.volumes`; the rows are in `results-3d.csv`. **All data are synthetic** and drawn "
-        "by the program (`benchmarks/phantoms.py`): tubes and blobs with partial-volume borders, a bias field and noise; "
-        "signals whose class is the order of events in time. Gains are paired over the test examples, in points, with "
-        "95 % bootstrap intervals; cost is in MACs of a plain forward. " + about,
+        "Made by `python -m benchmarks.volumes`; the rows are in `results-3d.csv`. **All data are synthetic** and "
+        "drawn by the program (`benchmarks/phantoms.py`): tubes and blobs with partial-volume borders, a bias field "
+        "and noise; signals whose class is the order of events in time. Gains are paired over the test examples, in "
+        "points, with 95 % bootstrap intervals; cost is in MACs of a plain forward. " + about,
     ]
     if "volumes" in rows:
         head = [
@@ -259,9 +260,10 @@ def main() -> None:
             parts.append(measured(kind, model, test, spare, 4 if kind == "volumes" else 64))
         found[kind] = joined(parts)
     about = (
+        f"This page: `python -m benchmarks.volumes {' '.join(sys.argv[1:])}`. "
         f"{args.seeds} networks of each kind; {args.count} training and {args.test} test volumes for each, "
-        f"{25 * args.count:,} and {30 * args.test:,} signals; {(time.process_time() - started) / 60:.0f} minutes of one "
-        "core, what was trained before not counted."
+        f"{25 * args.count:,} and {30 * args.test:,} signals; {(time.process_time() - started) / 60:.0f} minutes of "
+        "one core, what was trained before not counted."
     )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results-3d.md").write_text(page(found, about))
