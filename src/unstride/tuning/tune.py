@@ -26,6 +26,7 @@ from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import Certificate, certify, in_sequence
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
 from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
 from unstride.tuning.tuned import Line, Tuned
 from unstride.views.policies import IDENTITY
@@ -127,7 +128,7 @@ class Tuning:
         for ceiling in ceilings:
             logits, costs, warm = self._crossed(ceiling)
             choice = choose(self.pool, self.units, ceiling, self.objective, self.seed)
-            frontier[ceiling] = self._recipe(choice, f"tuned for {ceiling:g}")
+            frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
             line = self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm)
             lines.append(line)
@@ -142,7 +143,13 @@ class Tuning:
         notes += (doubt,) if doubt is not None else ()
         spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
-        return Tuned(recipe, spent, frontier, tuple(lines), proof, verdict, better, self.pool, notes, held[cost])
+        return Tuned(
+            recipe, spent, frontier, tuple(lines), proof, verdict, better, self.pool, notes, held[cost],
+            lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
+        )  # fmt: skip
+
+    def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
+        return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
@@ -180,9 +187,10 @@ class Tuning:
         done = simulate(self.pool, plain)
         return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
 
-    def _recipe(self, choice: Choice, name: str) -> Recipe:
-        stages = stages_of(choice, self.pool)
-        temperature = fit_temperature(simulate(self.pool, stages).logits, self.labels)
+    def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
+        assert pool.labels is not None
+        stages = stages_of(choice, pool)
+        temperature = fit_temperature(simulate(pool, stages).logits, pool.labels)
         return Recipe(name, self.better.task, stages, temperature=temperature)
 
     def _verdict(
