@@ -31,8 +31,8 @@ How many classes a set has that must hold the right one in 90, 95 or 99 % of pic
 [tuning](tuning.md)). Made by `python -m benchmarks.conformal --assets DIR` from the pools of
 [the frontier](results-frontier.md). Means over {splits} random splits of the pictures: a third chooses the recipe and
 its temperature, a third sets the threshold, a third measures; every row has the same three. `lac` makes the smallest
-sets, `aps` lets them grow where a picture is hard. A set is never empty, so where a network is right more often than was
-promised its coverage is its accuracy, and its sets have one class.
+sets, `aps` lets them grow where a picture is hard. A set is never empty, so where a network is right more often than
+was promised its coverage is its accuracy, and its sets have one class.
 """
 
 

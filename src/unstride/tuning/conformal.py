@@ -147,7 +147,7 @@ def conformal(
 def usual_recipes(pool: Pool) -> Mapping[str, Recipe]:
     """Plain and flip, with a temperature from this pool."""
     mirror = parse_view("mirror")
-    stages = {"plain": (Stage(),)}
+    stages: dict[str, tuple[Stage, ...]] = {"plain": (Stage(),)}
     if mirror in pool.work:
         stages["flip"] = (Stage(), Stage((mirror,)))
     assert pool.labels is not None
