@@ -126,15 +126,13 @@ class Tiling:
         while left.any():
             if (len(found) + 1) * area >= whole:
                 return None
-            total = torch.zeros(left.shape[0] + 1, left.shape[1] + 1, dtype=torch.int64)
-            total[1:, 1:] = left.long().cumsum(0).cumsum(1)
-
-            def open_in(one: tuple[tuple[int, int, int], tuple[int, int, int]], total: Tensor = total) -> int:
-                (_, a, b), (_, c, d) = one
-                return int(total[b, d] - total[a, d] - total[b, c] + total[a, c])
-
-            pairs = [(y, x) for y in self.axes[0].starts for x in self.axes[1].starts]
-            (top, a, b), (side, c, d) = max(pairs, key=open_in)
+            total = torch.nn.functional.pad(left.long().cumsum(0).cumsum(1), (1, 0, 1, 0)).tolist()
+            best, (top, a, b), (side, c, d) = max(
+                (total[b][d] - total[a][d] - total[b][c] + total[a][c], (top, a, b), (side, c, d))
+                for top, a, b in self.axes[0].starts
+                for side, c, d in self.axes[1].starts
+            )
+            assert best > 0
             left[a:b, c:d] = False
             found.append(Window(top, side, (a, b, c, d)))
         return found

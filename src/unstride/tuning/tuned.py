@@ -14,6 +14,7 @@ from unstride.errors import OptionError
 from unstride.recipe import Recipe, write
 from unstride.tuning.certificate import Certificate
 from unstride.tuning.conformal import Conformal, conformal
+from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
 
 
@@ -60,10 +61,11 @@ class Tuned:
     certificate: Certificate
     verdict: str
     better: Enhanced
-    pool: Pool
+    pool: Pool | Pixels
     notes: tuple[str, ...] = ()
     held_out: Tensor | None = field(default=None, repr=False)  # (N, K): each picture by a recipe that did not see it
     again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other pictures
+    metric: str = "accuracy %"
 
     def conformal(self, alpha: float = 0.1, score: str = "lac") -> Conformal:
         """Sets of classes with the right one in at least 1 - alpha of them; see `unstride.tuning.conformal`.
@@ -71,12 +73,17 @@ class Tuned:
         Example: `tuned.conformal(alpha=0.1).sets(images)`. The threshold is set by pictures that had no part in the
         choice of the recipe it goes with.
         """
-        if self.again is None:
+        if self.again is None or not isinstance(self.pool, Pool):
             raise OptionError("sets of classes are for classification that was tuned with labels")
         return conformal(self.pool, self.again, self.better, alpha, score)
 
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Of the table."""
+        return ("", self.metric, *HEAD[2:])
+
     def table(self) -> list[tuple[str, ...]]:
-        return [HEAD, *(line.cells() for line in self.lines)]
+        return [self.head, *(line.cells() for line in self.lines)]
 
     def __str__(self) -> str:
         rows = self.table()
