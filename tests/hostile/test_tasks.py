@@ -64,7 +64,9 @@ def test_data_of_another_task(tmp_path: Path) -> None:
     better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], task="classification")
     with pytest.raises(OptionError, match=r"enhanced for classification.*labelled for multilabel"):
         unstride.evaluate(better, found)
-    with pytest.raises(OptionError, match="tune chooses for classification so far"):
+    with pytest.raises(
+        OptionError, match="tune chooses for classification and segmentation so far, this is multilabel"
+    ):
         unstride.tune(seeded(SmallNet()), found, cost=2)
 
 

@@ -154,7 +154,7 @@ def _table(rows: list["Row"]) -> Any:
     from unstride.proof.measures import PERCENT
 
     first = rows[0]
-    shown = {key: head for head, key in first.measure.columns}
+    shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
     scale = 100 if first.measure.percent else 1
     several = any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")

@@ -15,8 +15,8 @@ The name is KIND:PATH:
     hf           saved by datasets' save_to_disk
     cityscapes   leftImg8bit/ and gtFine/
     ade20k       ADEChallengeData2016/: images/ and annotations/
-    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs; optional classes.txt with a
-                 name per line, and ignore.txt with the value of pixels without a label
+    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs, or volumes (.nii, .nii.gz);
+                 optional classes.txt with a name per line, and ignore.txt with the value of pixels without a label
     depth        images/ and depth/, 16-bit PNG (0: not measured; scale.txt: what they are divided by) or .npy
     labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for a picture
     values       a CSV with titles path,TITLE,... and numbers: what a regression should give

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from unstride.jobs.outputs import write_whole
 from unstride.predicting.reading import Ready
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.meaning import TASKS, Task
-from unstride.procedure.prediction import Prediction
+from unstride.procedure.prediction import Prediction, at_size
 from unstride.show.answers import answer_of, changed, class_map
 from unstride.show.segmentation import palette
+from unstride.views.volumes import volume_bytes
 
 DIGITS = 6
 Row = dict[str, Any]
@@ -114,17 +115,16 @@ class Columns:
         return ["picture", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
 
 
-def at_size(p: Prediction, size: tuple[int, int]) -> Prediction:
+def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:
     """A map's answers over the picture's own pixels; features stay on their grid."""
     if p.task == "features":
         return p
 
     def over(logits: Tensor) -> Tensor:
-        laid = logits[None] if logits.ndim == 3 else logits[None, None]
-        laid = two_class(laid).float() if p.task == "segmentation" else laid.float()
-        same = tuple(laid.shape[-2:]) == size
-        laid = (laid if same else interpolate(laid, size, mode="bilinear", align_corners=False))[0]
-        return laid if logits.ndim == 3 else laid[0]
+        bare = logits.ndim == len(size)  # one number at each pixel
+        laid = (logits[None, None] if bare else logits[None]).float()
+        laid = at_size(two_class(laid) if p.task == "segmentation" else laid, size)[0]
+        return laid[0] if bare else laid
 
     return replace(p, logits=over(p.logits), plain=over(p.plain))
 
@@ -146,8 +146,16 @@ def _written(folder: Path, ready: Ready, content: bytes, suffix: str) -> str:
 
 
 def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]) -> str:
-    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes); its name below `folder`."""
+    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes), or as a .nii.gz that lies where
+    the volume does; its name below `folder`.
+    """
     seen, count = class_map(p.logits), max(2, p.logits.shape[0])
+    name = "png" if ready.frame is None else "nii.gz"
+    content = _png(seen, count, classes) if ready.frame is None else volume_bytes(seen, ready.frame)
+    return _written(folder, ready, content, name)
+
+
+def _png(seen: NDArray[np.int64], count: int, classes: Sequence[str]) -> bytes:
     if count <= 256:
         image = Image.fromarray(seen.astype(np.uint8), "L")
         image.putpalette(palette(tuple(classes), count).round().astype(np.uint8).tobytes())
@@ -155,4 +163,4 @@ def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]
         image = Image.fromarray(seen.astype(np.uint16))
     stream = io.BytesIO()
     image.save(stream, "PNG")
-    return _written(folder, ready, stream.getvalue(), "png")
+    return stream.getvalue()

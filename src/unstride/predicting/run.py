@@ -38,14 +38,13 @@ from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
 from unstride.predicting.parts import PART, Parts, check_out, write_table
-from unstride.predicting.reading import BYTES, Preparing, Reader, Ready
-from unstride.predicting.rows import Columns, Row, at_size, write_map, write_mask
+from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
+from unstride.predicting.rows import Columns, Row, over_picture, write_map, write_mask
 from unstride.procedure.meaning import task_named
 from unstride.procedure.prediction import Prediction
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
-from unstride.views.images import open_image
 from unstride.views.policies import IDENTITY
 
 BATCH = 32  # pictures at once; of maps, which are large and of many sizes, one
@@ -118,8 +117,8 @@ def predict(
     """A row for every picture in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
     depth and features as .npy. Vectors (an embedding, numbers) are in the row.
 
-    inputs     picture files, folders, "@list.txt" (a path on each line, relative to the list), tar shards of
-               WebDataset, folders of a Hugging Face `save_to_disk`
+    inputs     picture or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
+               shards of WebDataset, folders of a Hugging Face `save_to_disk`
     top        classes in each row
     options    what `enhance` takes: recipe, budget, ...
 
@@ -192,7 +191,7 @@ def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
     """The first picture that can be read, as the network sees it."""
     for entry in islice(entries(inputs), _TRIED):
         try:
-            return loaded.preprocess(open_image(entry.fetch()))[None]
+            return loaded.preprocess(open_either(entry.fetch()))[None]
         except (DataError, OSError):
             continue
     return loaded.example()
@@ -322,7 +321,7 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
-    p = at_size(p, ready.size)
+    p = over_picture(p, ready.size)
     if job.columns.file == "mask":
         return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
     return job.columns.row(ready.name, p, job.loaded.classes, write_map(job.masks, ready, p))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import top_class
@@ -102,6 +103,13 @@ def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
         for a, n in enumerate(size)
     ]
     return tuple(max(1 - n, min(k, n - 1)) for k, n in zip(shift, size, strict=True))
+
+
+def at_size(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps (B, K, h, w) over `size` pixels: of signals, pictures or volumes."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    same = tuple(maps.shape[2:]) == tuple(size)
+    return maps if same else interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
 def cropped(leaf: Any, crop: Sequence[float] | None) -> Any:

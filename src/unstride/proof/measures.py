@@ -51,12 +51,18 @@ class Measure:
 
 
 _TOP = (("top-1", "top1"), ("top-5", "top5"), ("NLL", "nll"), ("ECE", "ece"), ("Brier", "brier"))
+_IOU = (("mIoU", "miou"), ("Dice", "dice"), ("aAcc", "aacc"), ("mAcc", "macc"))
 _MAPS: dict[str, Any] = {"batch": 4, "shard": 16}
-PERCENT = ("top1", "top5", "miou", "aacc", "macc", "map", "exact", "knn", "recall1", "recall5", "delta1")
+PERCENT = ("top1", "top5", "miou", "dice", "aacc", "macc", "map", "exact", "knn", "recall1", "recall5", "delta1")
 MEASURES = {
     "classification": Measure("top1", "top-1", "images", _TOP, enough=20),
     "segmentation": Measure(
-        "miou", "mIoU", "pixels", (("mIoU", "miou"), ("aAcc", "aacc"), ("mAcc", "macc")), enough=1, **_MAPS
+        "miou",
+        "mIoU",
+        "pixels",
+        (("mIoU", "miou"), ("Dice", "dice"), ("aAcc", "aacc"), ("mAcc", "macc")),
+        enough=1,
+        **_MAPS,
     ),
     "multilabel": Measure("map", "mAP", "labels", (("mAP", "map"), ("all labels right", "exact"))),
     "regression": Measure("rmse", "RMSE", "", (("RMSE", "rmse"), ("MAE", "mae")), percent=False, lower=True),

@@ -18,6 +18,7 @@ from unstride.geometry.report import Report
 from unstride.jobs.outputs import check_file, write_whole
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.prediction import at_size
 from unstride.proof.measures import PERCENT
 from unstride.proof.rows import Row
 from unstride.proof.shards import Array, Shard
@@ -39,6 +40,7 @@ from unstride.show.html import (
     render_report,
 )
 from unstride.show.segmentation import strip
+from unstride.views.volumes import Volume
 
 EXAMPLES = {"classification": 7, "segmentation": 3}  # of each kind
 SIDE = 240  # pixels of a thumbnail
@@ -104,7 +106,7 @@ def _facts(rows: Sequence[Row], name: str) -> tuple[tuple[str, str], ...]:
 
 def _table(rows: Sequence[Row]) -> Table:
     by = rows[0].measure
-    shown, scale = by.columns, 100 if by.percent else 1
+    shown, scale = [c for c in by.columns if c[1] in rows[0].metrics], 100 if by.percent else 1  # older: no Dice
     changes = f"{by.counted or 'images'}: corrected / corrupted"
     heads = ("setting", shown[0][0], "gain, points" if by.percent else "saved", changes, "MACs", "time")
     cells = []
@@ -192,8 +194,8 @@ def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
 
 def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
     image, label = job.dataset[index].read()
+    assert isinstance(label, int) and not isinstance(image, Volume)  # only masks come with volumes
     image.thumbnail((SIDE, SIDE))
-    assert isinstance(label, int)
     seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
     truth, was, now = (class_name(job.dataset.classes, k) for k in (label, *seen))
     return Thumbnail(image, f"{truth}: {was} → {now}", mark)
@@ -206,9 +208,9 @@ def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thum
     logits = _answers(job, index, which)
     maps = [np.asarray(truth, np.int64)]
     for one in logits:
-        scores = two_class(one[None]).float()
-        if scores.shape[-2:] != truth.shape:
-            scores = torch.nn.functional.interpolate(scores, truth.shape, mode="bilinear", align_corners=False)
-        maps.append(class_map(scores[0]))
+        maps.append(class_map(at_size(two_class(one[None]).float(), truth.shape)[0]))
+    if isinstance(image, Volume):
+        middle = image.size[-1] // 2
+        image, maps = image.slice(middle), [one[..., middle] for one in maps]
     count = max(2, logits[0].shape[0])
     return Thumbnail(strip(image, maps, job.dataset.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

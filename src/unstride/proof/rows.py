@@ -47,7 +47,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 class Row:
     """One setting (states per image, views per image) of one run. Shares are in 0..1.
 
-    metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, aacc, macc, and iou by class; of both
+    metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, dice, aacc, macc, iou by class; both:
                  chance, what guessing one of the model's classes reaches; of other tasks see `unstride.proof.measures`
     gain         over the plain network, positive where it is better: gain, low, high (95 % paired bootstrap), images
                  (pixels, labels, queries) corrected, corrupted

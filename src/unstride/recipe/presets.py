@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from unstride.errors import OptionError
@@ -9,6 +10,8 @@ from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.meaning import TASKS, task_named
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
+
+SIGNAL_STATES = "near:3"  # plain among them
 
 
 def _looks(*views: str, gate: Gate | None = None) -> Stage:
@@ -26,12 +29,17 @@ def _multiscale(task: str) -> Recipe:
     return Recipe("multiscale-flip", task, (_looks("plain", "mirror", *views),), merge=_merge(task))
 
 
-def _default(task: str) -> Recipe:
-    """The mirror image; near states where a mirrored output means something else: a signed coordinate, a left hand."""
+def _default(task: str, axes: int = 2) -> Recipe:
+    """Once more where the network is not sure: mirrored left to right, or in near states where a mirror is something
+    else: a signed coordinate, a left hand, a recording that runs backwards.
+
+    Clips and volumes are mirrored along their last axis only.
+    """
     if task in ("regression", "features"):
         return Recipe("default", task, (Stage(states="near:4"),))
     gated = "margin" in TASKS[task].gates and not TASKS[task].maps
-    again = _looks("mirror", gate=Gate("margin", below=0.5)) if gated else _looks("mirror")
+    gate = Gate("margin", below=0.5) if gated else None
+    again = Stage(states=SIGNAL_STATES, gate=gate) if axes == 1 else _looks("mirror", gate=gate)
     return Recipe("default", task, (_looks("plain"), again), merge=_merge(task))
 
 
@@ -55,16 +63,18 @@ PRESETS: dict[str, Callable[[str], Recipe]] = {
 }
 
 
-def get(name: str | Path | Recipe, task: str | None = None) -> Recipe:
+def get(name: str | Path | Recipe, task: str | None = None, axes: int = 2) -> Recipe:
     """A preset by its name, a recipe from its file, or a Recipe as it is.
 
-    Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`.
+    Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`. `axes`: of what the
+    model takes; the default of signals (1) is another one.
     """
     task = None if task is None else task_named(task).name
     if isinstance(name, Recipe):
         recipe = name
     elif str(name) in PRESETS:
-        return PRESETS[str(name)](task or "classification")
+        make = partial(_default, axes=axes) if str(name) == "default" else PRESETS[str(name)]
+        return make(task or "classification")
     elif Path(name).suffix in (".toml", ".json"):
         from unstride.recipe.files import read
 
