@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unstride.engine.movers import empty_like
+from unstride.errors import OptionError
 from unstride.procedure.align import Offset, add_aligned, align, align_covered, coverage
 
 BORDERS = ("renormalise", "zeros")
@@ -137,6 +138,11 @@ class Attention(nn.Module):
         self.query = nn.Linear(channels, 1)
         self.key = nn.Linear(channels, 1)
         self.out = nn.Parameter(torch.zeros(channels))
+
+    def check(self, channels: int) -> None:
+        """Refuse a map that it was not made for."""
+        if self.channels != channels:
+            raise OptionError(f"the attention was made for {self.channels} channels, this map has {channels}")
 
     def received(self, f: Tensor) -> Tensor:
         """Attention that each state receives, averaged over the states that give it: (N, S, C, ...) -> (N, S, ...)."""

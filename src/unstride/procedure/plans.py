@@ -23,6 +23,7 @@ from unstride.graph.capture import calling, capture, check_images, wanted_axes
 from unstride.graph.optimise import channels_last, optimise
 from unstride.graph.snapshot import Snapshot
 from unstride.graph.twin import evaluating
+from unstride.procedure.meaning import TASKS
 from unstride.procedure.prediction import cropped_output
 from unstride.procedure.tasks import Plan, make_plan
 
@@ -73,11 +74,11 @@ class Plans(dict[Key, Plan]):
         return output if crop is None else pytree.tree_map(lambda leaf: cropped_output(leaf, crop), output)
 
     def _sized(self, images: Tensor, call: Callable[[Tensor], T]) -> tuple[T, Tensor, Crop]:
-        """`call(images)`; in segmentation, where the model raises, on images padded to a multiple of 32."""
+        """`call(images)`; where the answer is a map and the model raises, on images padded to a multiple of 32."""
         try:
             return call(images), images, None
         except ModelRaised as error:
-            more, crop = padded(images) if self.setup[0] == "segmentation" else (images, None)
+            more, crop = padded(images) if TASKS[self.setup[0]].pads else (images, None)
             if crop is None:
                 raise
             try:

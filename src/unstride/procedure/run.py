@@ -150,15 +150,17 @@ class _Step:
     def take(self, requests: list[Request], values: list[Tensor]) -> None:
         plan, options = self.plan, self.options
         lead = plan.targets[0]
-        need_logits = plan.task == "classification" or self.explain or options.stop is not None
+        task = plan.meaning
+        per_pixel = task.maps
+        need_logits = not per_pixel or self.explain or options.stop is not None
         logits = lead.finish(values[0]) if need_logits else None
-        per_pixel = plan.task == "segmentation"
-        confidence = entropy(values[0]).flatten(1).mean(1) if per_pixel else entropy(logits)  # type: ignore[arg-type]
+        confidence = task.unsure(values[0] if per_pixel else logits)  # type: ignore[arg-type]
         sure = (1.0 - confidence).clamp(min=LEAST) if options.aggregate == "entropy" else torch.ones_like(confidence)
         overall = confidence.tolist()
         maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
-        told = options.stop is not None or self.explain
-        tops = top_class(values[0] if per_pixel else logits) if told else None  # type: ignore[arg-type]
+        tops = None
+        if options.stop is not None:
+            tops = task.own(values[0] if per_pixel else logits)  # type: ignore[arg-type]
         for state, images, rows in _together(requests):
             weights = sure[rows]
             for k, (target, sums) in enumerate(zip(plan.targets, self.sums, strict=True)):

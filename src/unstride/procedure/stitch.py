@@ -28,6 +28,7 @@ class Stitched:
     count: int = 1
     total: Tensor | None = None
     weight: Tensor | None = None
+    at: tuple[Tensor, ...] | None = None  # places asked for; by default, where the network's own upsampling looks
     places: tuple[Tensor, ...] = field(init=False, repr=False)  # rows and columns of the output, in cells
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
@@ -35,7 +36,7 @@ class Stitched:
         if self.total is None or self.weight is None:
             self.total = f.new_zeros((self.count, f.shape[1], *self.size))
             self.weight = f.new_zeros((self.count, 1, *self.size))
-            self.places = places(self.target, f.shape[2:], self.size, f.device)
+            self.places = self.at or places(self.target, f.shape[2:], self.size, f.device)
         at = list(self.places)
         if offset is not None:
             at = [p - c - part for p, c, part in zip(at, offset.cells, offset.fraction, strict=True)]

@@ -39,14 +39,17 @@ from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.outputs import check_folder
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.models.tasks import told_task
 from unstride.models.weights import place
+from unstride.procedure.meaning import task_named
+from unstride.proof.measures import measure_of
 from unstride.proof.page import check_report, write_report
 from unstride.proof.rows import Row, append_rows, read_rows, versions
 from unstride.proof.runner import Runner, check_budgets, describe, make_tta
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.words import doubts
-from unstride.proof.work import BATCH, Job, work
+from unstride.proof.work import Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA, methods
@@ -91,7 +94,9 @@ def evaluate(
         model = load_model(model, weights)
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
-    dataset = _dataset(model, data, limit, split)
+    asked_task = _asked_task(model, task)
+    dataset = _dataset(model, data, limit, split, asked_task).serving(asked_task)
+    by = measure_of(dataset.task)
     _check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets)
     wide = None
@@ -102,7 +107,7 @@ def evaluate(
         tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
     if tta is not None and len(tta.used) < 2:
         raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or BATCH[dataset.task], seed)
+    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or by.batch, seed)
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
@@ -145,7 +150,19 @@ def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> Non
         check_folder(out, "out")
 
 
-def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, split: str | None) -> Dataset:
+def _asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
+    """What the user says, otherwise what the model is known to be for; None leaves it to the data."""
+    if task not in (None, "auto"):
+        return task_named(task).name
+    module = model.model if isinstance(model, Loaded) else model
+    if isinstance(module, Enhanced):
+        return module.task
+    return (model.task if isinstance(model, Loaded) else None) or told_task(module)
+
+
+def _dataset(
+    model: Loaded | nn.Module, data: str | Dataset, limit: int | None, split: str | None, asked: str | None
+) -> Dataset:
     if isinstance(data, Dataset):
         if split is not None:
             raise OptionError("split: the data set is loaded already; choose the split where you load it")
@@ -160,15 +177,19 @@ def _dataset(model: Loaded | nn.Module, data: str | Dataset, limit: int | None, 
         )
     task = TASKS.get(data.partition(":")[0], "classification")
     plain = model.model.model if isinstance(model.model, Enhanced) else model.model
-    labels = dataclasses.replace(model.for_task(task), model=plain).labels
+    classes = asked != "embedding" and task_named(task).classes  # a vector of 512 numbers has not 512 classes
+    labels = dataclasses.replace(model.for_task(task), model=plain).labels if classes else None
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
 def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
-    if task not in (None, dataset.task):
-        raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
-    if isinstance(model, Loaded) and model.task not in (None, dataset.task):
-        raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
+    if task not in (None, "auto"):
+        if task_named(task).name != dataset.task:
+            raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
+    elif isinstance(model, Loaded) and model.task not in (None, dataset.task):
+        scores = ("classification", "multilabel", "regression")  # one head (B, K): the data say what it was trained for
+        if not (model.task in scores and dataset.task in scores):
+            raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
 
 
 def _enhanced(
@@ -232,6 +253,7 @@ def _about(job: Job) -> dict[str, Any]:
             "optimise": better.optimise,
             "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
             "tta": describe(job.runner.tta),
+            **({"assumed": better.assumed} if better.assumed else {}),
         },
         "seed": job.seed,
         "model": fingerprint(better.model)[:16],
@@ -251,7 +273,7 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
     plan = job.better.plan
-    told_apart = max(2, plan.found.trace.shapes[plan.targets[0].leaf][1])
+    told_apart = max(2, *plan.found.trace.shapes[plan.targets[0].leaf][1:2])
     summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, told_apart)
     shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
     return [

@@ -24,14 +24,12 @@ from unstride.jobs.progress import progress as show_progress
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.prediction import at_size
-from unstride.proof import metrics
+from unstride.proof import measures, metrics
 from unstride.proof.runner import Runner
 from unstride.proof.shards import Array, Shard
 from unstride.views.canvas import Pictures
 from unstride.views.images import Preprocess
 
-BATCH = {"classification": 32, "segmentation": 4}
-SHARD = {"classification": 64, "segmentation": 16}
 TIMED = 2  # shards, at their first batch
 _AHEAD = 64  # images decoded before they are needed, at most
 _READERS = 4
@@ -55,7 +53,7 @@ class Job:
 
     def parts(self) -> list[range]:
         """The images of each shard; they do not depend on the batch size, so a run may be resumed with another."""
-        size, total = SHARD[self.task], len(self.dataset)
+        size, total = measures.measure_of(self.task).shard, len(self.dataset)
         return [range(i, min(i + size, total)) for i in range(0, total, size)]
 
 
@@ -173,8 +171,7 @@ def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple
         x, wide = _stacked(job, batch)
         found = job.runner(x, wide, _pictures(job, batch, x))
         logits = [found[setting].logits for setting in job.runner.settings]
-        measure = _classified if job.task == "classification" else _segmented
-        values = measure(logits, batch)
+        values = _values(job.task, logits, batch)
         macs = np.array([found[setting].macs for setting in job.runner.settings]).T
         plain = job.runner.plain_macs(x)
     except UnstrideError as error:
@@ -186,6 +183,13 @@ def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple
         (image.index, {**values[k], "macs": macs[k], "plain_macs": np.array(plain, np.int64)})
         for k, image in enumerate(batch)
     ]
+
+
+def _values(task: str, logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[str, Array]]:
+    own = {"classification": _classified, "segmentation": _segmented}
+    if task in own:
+        return own[task](logits, batch)
+    return measures.score(task, logits, [image.target for image in batch])
 
 
 def _classified(logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[str, Array]]:

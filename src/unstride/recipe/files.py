@@ -115,9 +115,10 @@ def read(path: str | Path) -> Written:
 def to_data(recipe: Recipe) -> dict[str, Any]:
     """A recipe as plain data, without what has its default."""
     data: dict[str, Any] = {}
+    usual = Recipe(task=recipe.task)
     for f in fields(recipe):
         value = getattr(recipe, f.name)
-        if value == f.default and f.name not in ("name", "task"):
+        if value == getattr(usual, f.name) and f.name not in ("name", "task"):
             continue
         if f.name == "stop":
             if type(value).__name__ not in _STOPS:

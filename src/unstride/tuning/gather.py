@@ -19,7 +19,8 @@ from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.jobs.distributed import World
 from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
-from unstride.procedure.looks import Batch, Look
+from unstride.procedure.batch import Batch
+from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool, Work
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
@@ -160,7 +161,7 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
         for start in range(0, len(rows), together):
             part = rows[start : start + together]
             batch = Batch(plan, plan.engine.start(images[start : start + together]), (view,), part, crop)
-            for of, logits in batch.look(view, states, part, batch):
+            for of, (logits, *_) in batch.look(view, states, part, batch):
                 parts.setdefault(Look(view, of[0]), []).append(logits.float().cpu())
         found |= {look: torch.cat(values) for look, values in parts.items()}
     return torch.stack([found[look] for look in looks])

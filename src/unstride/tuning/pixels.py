@@ -24,8 +24,9 @@ from unstride.jobs.distributed import World
 from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.batch import Batch
 from unstride.procedure.gates import Gate, sureness
-from unstride.procedure.looks import Batch, Look, total_stride
+from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
@@ -183,7 +184,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
     images, plan, crop = better.fitted(scene.source.see(IDENTITY))
     first = Batch(plan, plan.engine.start(images), (IDENTITY,), [0], crop)
     zero = plan.found.space.zero
-    plain = next(first.look(IDENTITY, [zero], [0], first))[1]
+    _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
     chosen = sampled(scene, pixels)
     size = (int(scene.source.size[0]), int(scene.source.size[1]))
     assert gate.tile is not None
@@ -193,7 +194,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
         work = Work.of(own, unit.count)
         states = [look.state for look in looks_of(unit, work)]
         batch = first if unit.view == IDENTITY else Batch(own, own.engine.start(images), (unit.view,), [0], crop)
-        logits = next(batch.look(unit.view, states, [0], first))[1]
+        _, (logits,) = next(batch.look(unit.view, states, [0], first))
         maps.append(_at(logits, scene.mask, chosen))
         seen = states if zero in states else [zero, *states]
         beside = work.macs(seen) - (work.macs([zero]) if unit.view == IDENTITY else 0)
