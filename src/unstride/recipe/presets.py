@@ -10,7 +10,7 @@ from unstride.procedure.gates import Gate, Stage
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
 
-SIGNAL_STATES = "near:3"  # plain among them
+SIGNAL_STATES = "near:2"  # plain among them
 
 
 def _looks(*views: str, gate: Gate | None = None) -> Stage:
@@ -29,7 +29,7 @@ def _multiscale(task: str) -> Recipe:
 
 
 def _default(task: str, axes: int = 2) -> Recipe:
-    """Once more where the network is not sure: mirrored left to right, or, as a signal has no mirror, in near states.
+    """Once more where the network is not sure: mirrored left to right, or, as a signal has no mirror, in a near state.
 
     A recording that runs backwards is another recording; clips and volumes are mirrored along their last axis only.
     """
