@@ -72,13 +72,17 @@ def place(view: View, size: tuple[int, int], margin: tuple[float, float] = (0.0,
 
 
 def _sized(side: int, scale: float) -> int:
-    """A scaled side, as even as the plain one: 224 at 1.3 is 288, whose half is whole as often."""
+    """A scaled side, as even as the plain one: 224 at 1.3 is 288, whose half is whole as often.
+
+    An odd side keeps its form, too: upsampling that lays corner cells on corner pixels wants sizes of 8 n + 1.
+    """
     if scale == 1:
         return side
-    step = 1
-    while side % (2 * step) == 0 and side // (2 * step) >= 7:
+    step, odd = 1, side % 2
+    even = side - odd
+    while even % (2 * step) == 0 and even // (2 * step) >= 7:
         step *= 2
-    return max(step, round(side * scale / step) * step)
+    return max(step, round((side * scale - odd) / step) * step) + odd
 
 
 def flips(view: View) -> list[int]:
