@@ -127,17 +127,14 @@ def near_count(text: str) -> int:
 
 
 def sureness(logits: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
-    """How sure merged logits (B, K) are, (B,), from 0 to 1; `own`: the classes (B,) of each look, for agreement.
-
-    A map (B, K, H, W) is as sure as its pixels are in the mean.
+    """How sure merged logits (B, K) are, (B,), from 0 to 1, pixel by pixel (B, H, W) where they are maps; `own`: the
+    classes of each look, for agreement.
     """
     logits = two_class(logits).float()
     if by == "entropy":
-        found = 1.0 - entropy(logits)
-    elif by == "agreement":
+        return 1.0 - entropy(logits)
+    if by == "agreement":
         final = top_class(logits)
-        found = torch.stack([agreement(top, final) for top in own]).mean(0)
-    else:
-        p = logits.softmax(1).topk(2, 1).values
-        found = p[:, 0] - p[:, 1] if by == "margin" else p[:, 0]
-    return found.flatten(1).mean(1) if found.ndim > 1 else found
+        return torch.stack([agreement(top, final) for top in own]).mean(0)
+    p = logits.softmax(1).topk(2, 1).values
+    return p[:, 0] - p[:, 1] if by == "margin" else p[:, 0]
