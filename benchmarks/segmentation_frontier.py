@@ -106,7 +106,7 @@ def photographs(assets: Path, count: int) -> Given:
         f"{len(kept)} val pictures, which were among its training data, so its level says nothing; tuned on one half, "
     )
     note += "measured on the other, both ways"
-    return Given("VOC mobilenet", note, found.model, OBJECTS, Gate(share=1.0, tile=32, context=64), 8, kept, kept)
+    return Given("VOC mobilenet", note, found.model, OBJECTS, Gate(share=1.0, tile=32, context=32), 8, kept, kept)
 
 
 def pool(given: Given, part: list[tuple[Tensor, Tensor]], cache: Path) -> tuple[Pixels, list[Scene]]:
