@@ -31,7 +31,7 @@ from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
-from unstride.recipe import Recipe, get
+from unstride.recipe import Recipe
 from unstride.recipe.recipe import SEARCH
 from unstride.recipe.saving import Saved, opened, read_saved, write_saved
 from unstride.views.canvas import Block, Canvas, Source, as_source
@@ -222,11 +222,11 @@ class Enhanced(nn.Module):
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
             base = "paper"
-        base = get(base, self.task)
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
-        preprocess = changes.pop("preprocess", self.preprocess)
-        other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
-        other._plans, other.attention = self.plans, self.attention  # plans of another setup will be made anew
+        kept = opened(base, self.model, changes.pop("preprocess", self.preprocess), self.task)
+        other = Enhanced(self.model, kept.recipe.changed(**changes), max_bytes, optimise, kept.preprocess)
+        other._plans = self.plans  # plans of another setup will be made anew
+        other.attention = kept.attention or self.attention
         return other
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:

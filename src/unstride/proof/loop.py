@@ -181,7 +181,8 @@ def _enhanced(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
     example = _first(dataset)[None].to(*place(module))
-    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **options})
+    usual = {} if isinstance(module, Enhanced) else {"recipe": "paper"}
+    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if budgets is not None and better.recipe.name == "default":  # budgets ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.stages:
@@ -196,7 +197,9 @@ def _enhanced(
 def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
     """Made ready for images like the example, or as it is if it was enhanced before, with these options."""
     if not isinstance(module, Enhanced):
-        return enhance(module, example, task=task, **{"recipe": "paper", **options})
+        return enhance(module, example, task=task, **options)
+    if module.task != task:
+        raise OptionError(f"the model was enhanced for {module.task}, but is asked for {task}")
     better = module.with_options(**options)
     better.fitted(example)
     return better
