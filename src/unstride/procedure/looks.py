@@ -212,22 +212,28 @@ class Batch:
         self, view: View, states: Sequence[State], rows: Sequence[int], plain: Batch
     ) -> Iterator[tuple[tuple[State, ...], Tensor]]:
         """(states, logits) of each state, or of the mean over the states where they are maps, in plain coordinates."""
-        plan, target = self.plan, self.plan.targets[0]
-        zero, places = plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, Tensor]] = []
-        if zero in states:
-            whole = self.run.plain[target.tap]
-            found.append((zero, whole if len(places) == len(whole) else whole[places]))
-        if rest:
-            values = dict(zip(plan.engine.taps, self.run.add([(k, s) for s in rest for k in places]), strict=True))
-            found += list(zip(rest, values[target.tap].tensor_split(len(rest)), strict=True))
+        plan, places = self.plan, self.places(view, rows)
+        ordered = sorted(states, key=lambda s: not s.plain)  # the plain one is there already
         if plan.task == "classification":
-            for state, value in found:
-                yield (state,), target.finish(value)
-        elif found:
-            logits = cropped(_mean_map(plan, found), self.crop)
-            yield tuple(s for s, _ in found), back(view, logits, plain.plan.graph.size, plain.out_size)
+            for state, value in self._values(places, ordered):
+                yield (state,), plan.targets[0].finish(value)
+        elif ordered:
+            logits = cropped(_mean_map(plan, ordered, self._values(places, ordered)), self.crop)
+            yield tuple(ordered), back(view, logits, plain.plan.graph.size, plain.out_size)
+
+    def _values(self, places: list[int], states: Sequence[State]) -> Iterator[tuple[State, Tensor]]:
+        """(state, tap of these images) one after the other, as many computed together as memory allows."""
+        engine, tap = self.plan.engine, self.plan.targets[0].tap
+        rest = [s for s in states if not s.plain]
+        if len(rest) < len(states):
+            whole = self.run.plain[tap]
+            yield self.plan.found.space.zero, whole if len(places) == len(whole) else whole[places]
+        asked = [(k, s) for s in rest for k in places]
+        together = len(rest) if len(engine.parts(asked)) == 1 else 1
+        for i in range(0, len(rest), max(1, together)):
+            some = rest[i : i + together]
+            found = dict(zip(engine.taps, self.run.add([(k, s) for s in some for k in places]), strict=True))
+            yield from zip(some, found[tap].tensor_split(len(some)), strict=True)
 
     @property
     def out_size(self) -> tuple[int, ...]:
@@ -265,13 +271,16 @@ def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Sta
     )
 
 
-def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:
+def _mean_map(plan: Plan, states: Sequence[State], values: Iterator[tuple[State, Tensor]]) -> Tensor:
     """Maps of several states, aligned and averaged, through the network's own upsampling."""
     target = plan.targets[0]
-    if len(found) == 1 and not any(map(any, found[0][0].selections)):
-        return target.finish(found[0][1])
-    mean = WeightedMean(len(found[0][1]))
-    ones = torch.ones(len(found[0][1]), device=found[0][1].device)
-    for state, value in found:
+    if len(states) == 1 and states[0].plain:
+        return target.finish(next(values)[1])
+    mean: WeightedMean | None = None
+    for state, value in values:
+        if mean is None:
+            mean, like = WeightedMean(len(value)), torch.empty_like(value, device="meta")
+            ones = torch.ones(len(value), device=value.device)
         mean.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
-    return target.finish(plan.unmap(mean.value(), found[0][1], target))
+    assert mean is not None
+    return target.finish(plan.unmap(mean.value(), like, target))
