@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import Certificate, certify, in_sequence
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
-from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.gather import Gathered, answers, gather, parts
 from unstride.tuning.simulate import simulate
 from unstride.tuning.tuned import Line, Tuned
 from unstride.views.policies import IDENTITY
@@ -50,35 +50,43 @@ def tune(
     cache_dir: str | Path | None = None,
     seed: int = 0,
     progress: bool = False,
+    recipe: str | Path | Recipe | None = None,
+    **options: Any,
 ) -> Tuned:
     """Labelled pictures and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
 
     Example: `tuned = unstride.tune(model, loader, cost=1.5); print(tuned); tuned.save("tuned.toml")`
 
     cost       mean cost of a picture, in plain forwards, that must not be exceeded
-    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels)
+    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
+               `better.calibrate(pictures, cost=...)`
     pool       small, medium or large: how many looks are tried
     objective  likelihood, or accuracy
     guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
+    recipe     and options, what `enhance` takes: one more row of the table, "yours", and the start for nothing else
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)}")
     better, given = _ready(model, data, weights, limit)
-    if any(p.labels is None for p in given):
-        raise DataError("tuning needs labels: give (images, labels); without, better.calibrate(pictures, cost=...)")
     units = candidates(given[0].source, pool, better.task)
+    mine: Enhanced | None = None
+    if recipe is not None or options:
+        mine = better.with_options(recipe="default" if recipe is None else recipe).with_options(**options)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = gather(better, given, units, folder, us, progress, paper)
+        beside = {} if found.paper is None else {"paper, 10 states": found.paper}
+        if mine is not None:
+            beside["yours"] = answers(mine, given, folder, us, progress)
     if len(found.pool) < LEAST:
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
-    return Tuning(found, kept, better, objective, seed).tuned(ceilings, cost, guard)
+    return Tuning(found, kept, better, objective, seed, beside).tuned(ceilings, cost, guard)
 
 
 def _ready(
@@ -108,9 +116,17 @@ def _ready(
 class Tuning:
     """A pool, and all that is chosen and proved from it."""
 
-    def __init__(self, found: Gathered, units: Sequence[Unit], better: Enhanced, objective: str, seed: int) -> None:
+    def __init__(
+        self,
+        found: Gathered,
+        units: Sequence[Unit],
+        better: Enhanced,
+        objective: str,
+        seed: int,
+        beside: Mapping[str, tuple[Tensor, Tensor]],
+    ) -> None:
         self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed = objective, seed
+        self.objective, self.seed, self.beside = objective, seed, beside
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
@@ -119,8 +135,7 @@ class Tuning:
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
         lines += [self._fixed(name, units) for name, units in usual(self.units).items()]
-        if self.found.paper is not None:
-            lines.append(self._line("paper, 10 states", *self.found.paper))
+        lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
         proofs: list[Certificate] = []
