@@ -25,6 +25,7 @@ from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool, Work
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Volume
 
 KIND = "looks"
 SHARD = 64  # pictures
@@ -63,7 +64,8 @@ def parts(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
                     print(f"left out: {item.id}: {error}")
             if read:
                 key = hashlib.sha256(repr((data.fingerprint(), [r[0] for r in read])).encode()).hexdigest()[:24]
-                source = Pictures([r[1] for r in read], data.preprocess, like)
+                pictures = [r[1] for r in read if not isinstance(r[1], Volume)]  # volumes have masks, not classes
+                source = Pictures(pictures, data.preprocess, like)
                 yield Part(key, source, torch.tensor([int(r[2]) for r in read]))
         return
     for batch in data:
