@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -395,7 +395,8 @@ def _mean_map(plan: Plan, states: Sequence[State], values: Iterator[tuple[State,
     if len(states) == 1 and first.plain:
         return target.finish(value)
     mean, like = WeightedMean(len(value)), torch.empty_like(value, device="meta")
-    ones = torch.ones(len(value), device=value.device)
     for state, one in chain([(first, value)], values):
-        mean.add(slice(None), plan.maps(one, target), ones, plan.offset(state, target))
+        mean.add(
+            slice(None), plan.maps(one, target), torch.ones(len(one), device=one.device), plan.offset(state, target)
+        )
     return target.finish(plan.unmap(mean.value(), like, target))
