@@ -72,8 +72,7 @@ class Merged:
         """`where` (rows, 1, H, W): only there."""
         logits = logits.float() / temperature
         if self.merge == "probabilities":
-            single = logits.shape[1] == 1
-            logits = logits.sigmoid() if single else logits.softmax(1)
+            logits = logits.sigmoid() if logits.shape[1] == 1 else logits.softmax(1)
         self.add_mean(count, rows, logits, weight if where is None else weight * where)
 
     def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float | Tensor) -> None:
@@ -396,7 +395,6 @@ def _mean_map(plan: Plan, states: Sequence[State], values: Iterator[tuple[State,
         return target.finish(value)
     mean, like = WeightedMean(len(value)), torch.empty_like(value, device="meta")
     for state, one in chain([(first, value)], values):
-        mean.add(
-            slice(None), plan.maps(one, target), torch.ones(len(one), device=one.device), plan.offset(state, target)
-        )
+        ones = torch.ones(len(one), device=one.device)
+        mean.add(slice(None), plan.maps(one, target), ones, plan.offset(state, target))
     return target.finish(plan.unmap(mean.value(), like, target))
