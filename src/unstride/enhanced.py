@@ -284,9 +284,9 @@ class Enhanced(nn.Module):
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            looked = Looking(self.fitted, at_once, self.recipe.stages, self.recipe.merge, explain, gated).run(source)
-        first = looked.plain[0]
-        return looked, first.plan, first.crop
+            look = Looking(self.plans.once(), at_once, self.recipe.stages, self.recipe.merge, explain, gated)
+            looked = look.run(source)
+        return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:
         return self._warm(looked.merged.logits()).to(plan.graph.dtype)
