@@ -79,6 +79,10 @@ def test_what_is_no_batch_is_said(named, tensors) -> None:
         ([(images[:2], labels[:3])], "2 images"),
         ([(images[:2], labels[:2].float())], "integer"),
         ([{"pixels": images[:2]}], "pixel_values"),
+        ([(5, 6)], "pixel_values"),
+        ([(images[:2], "ab")], "pixel_values"),
+        ([(images[:2], None)], "pixel_values"),
+        ([("ab", labels[:2])], "wanted a float tensor"),
         (iter([(images, labels)]), "once only"),
         ([], "no image"),
     ):

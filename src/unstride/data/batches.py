@@ -75,13 +75,14 @@ def unpacked(batch: Any, what: str) -> tuple[Any, Tensor]:
         pair = [batch.get(name) for name in ("pixel_values", "labels")]
     else:
         pair = list(batch[:2]) if isinstance(batch, list | tuple) else []
-    if len(pair) != 2 or any(one is None for one in pair):
+    try:
+        images, labels = pair[0], torch.as_tensor(pair[1])
+        count = len(images)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels) or a dict with pixel_values "
             "and labels"
-        )
-    images, labels = pair[0], torch.as_tensor(pair[1])
-    count = len(images)
+        ) from error
     if labels.ndim == 0 or len(labels) != count or labels.is_floating_point():
         raise InputError(
             f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted an integer each, or a mask"

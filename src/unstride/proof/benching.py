@@ -211,7 +211,8 @@ def bench(
         repeats,
     )
     rows: list[BenchRow] = []
-    with show_progress("measuring, in plain forwards", pace.total, progress) as advance:
+    beside = range(1, len(policies.get(_POLICY[better.task])) + 1) if tta else ()
+    with show_progress("measuring, in plain forwards", pace.total(beside), progress) as advance:
         for batch, kept in pace.settings.items():
 
             def tick(name: str, batch: int = batch) -> None:
