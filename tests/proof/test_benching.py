@@ -95,7 +95,7 @@ def test_the_progress_ends_where_it_said(asked, monkeypatch):
         yield advance
 
     monkeypatch.setattr("unstride.proof.benching.show_progress", line)
-    monkeypatch.setattr("unstride.proof.benching.LEAST", 0.0)
+    monkeypatch.setattr("unstride.proof.benching.LEAST", 1e-9)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     bench(
         model, torch.zeros(1, 3, 16, 16), batches=(1, 2), repeats=2, memory=False, growth=False, progress=True, **asked
