@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
-from unstride.graph.capture import check_images, wanted_axes
+from unstride.graph.capture import check_images, exporting, wanted_axes
 from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
 from unstride.models.weights import place, under_model
@@ -139,7 +139,7 @@ class Enhanced(nn.Module):
         `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
         a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
         """
-        if torch.compiler.is_exporting():
+        if exporting():
             raise OptionError(
                 "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"

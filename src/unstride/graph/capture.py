@@ -156,6 +156,7 @@ def calling(images: Tensor) -> Iterator[None]:
 
 
 _CAPTURING = threading.RLock()  # export changes torch itself while it traces, and what is below is everybody's
+_EXPORTERS: list[int] = []  # the thread that holds it
 
 
 class _Hush:
@@ -193,9 +194,25 @@ def _quiet() -> Iterator[None]:
             handler.removeFilter(hush.filter)
 
 
+def exporting() -> bool:
+    """Whether this very call is being exported. Torch's own flag is one for all threads, and captures export, too."""
+    mine = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
+    return mine and torch.compiler.is_exporting()  # a capture may have ended between the two questions
+
+
+@contextlib.contextmanager
+def _exporter() -> Iterator[None]:
+    """Known as the thread that exports."""
+    _EXPORTERS.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _EXPORTERS.pop()
+
+
 def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _CAPTURING, _quiet():
+    with _CAPTURING, _quiet(), _exporter():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
             return functional(program)
