@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unstride.enhanced import Enhanced, enhance
+from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError, UnstrideError
 from unstride.jobs import locks, outputs, strict
 from unstride.jobs.distributed import World, world
@@ -39,6 +39,7 @@ from unstride.predicting.parts import PART, Parts, check_out, write_table
 from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
 from unstride.predicting.rows import Columns, Row, over_picture, write_mask
 from unstride.procedure.prediction import Prediction
+from unstride.proof.loop import prepared
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
@@ -172,7 +173,7 @@ def _job(
         raise OptionError("inputs: none given; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
     device, dtype = place(loaded.model)
     example = _example(loaded, given).to(device, dtype)
-    better = enhance(loaded.model, example, **{"preprocess": loaded.preprocess, **options, "task": task})
+    better = prepared(loaded.model, example, task, {"preprocess": loaded.preprocess, **options})
     classes = len(loaded.classes) or top
     return Job(loaded, better, given, out, Columns(task, min(top, classes)), batch or BATCH[task])
 
@@ -308,6 +309,8 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
 
 
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
+    if p.problem is not None:
+        return job.columns.error(ready.name, p.problem)
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
     p = over_picture(p, ready.size)
