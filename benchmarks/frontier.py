@@ -121,14 +121,14 @@ class Halves:
         return dict(zip(FIELDS, values, strict=True))
 
 
-def merge_rows(new: list[dict[str, object]]) -> None:
+def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
     """Rows of the measured networks take the place of their older ones."""
     old = []
-    if ROWS.exists():
-        with ROWS.open(newline="") as file:
+    if path.exists():
+        with path.open(newline="") as file:
             old = [r for r in csv.DictReader(file) if r["net"] != new[0]["net"]]
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
         writer.writeheader()
         writer.writerows([*old, *new])
 
@@ -176,7 +176,7 @@ def main() -> None:
         parser.error("--assets: where are the networks and pictures?")
     for net in () if args.page else args.nets:
         name, found, units = pooled(args.assets, net, args.cache, args.limit, args.pool, not args.no_paper)
-        merge_rows(Halves(name, found, units).rows())
+        merge_rows(ROWS, FIELDS, Halves(name, found, units).rows())
     PAGE.write_text(page(), encoding="utf-8")
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import unstride
 from benchmarks import nets
 from unstride.procedure.features import phases
+from unstride.procedure.looks import Merged
 from unstride.procedure.meaning import TASKS
-from unstride.procedure.merging import Merged
 from unstride.procedure.stitch import sample
 from unstride.proof import measures, metrics
 from unstride.views.policies import parse_view

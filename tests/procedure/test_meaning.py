@@ -10,8 +10,8 @@ from torch.nn.functional import normalize
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.looks import Merged
 from unstride.procedure.meaning import TASKS, task_named
-from unstride.procedure.merging import Merged
 from unstride.procedure.stopping import Confident
 from unstride.recipe import Recipe, get
 from unstride.views.policies import IDENTITY, parse_view

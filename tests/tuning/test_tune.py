@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import unstride
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, InputError, OptionError
 from unstride.geometry.states import State
 from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
@@ -120,5 +120,5 @@ def test_bad_questions():
     with pytest.raises(DataError, match="too few"):
         unstride.tune("sample", "sample", pool="small", limit=8, paper=False)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    with pytest.raises(DataError, match="labels"):
+    with pytest.raises(InputError, match="labels"):
         unstride.tune(model, [torch.randn(4, 3, 16, 16)])

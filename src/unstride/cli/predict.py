@@ -59,7 +59,7 @@ def predict(
 
     With --plot out.png, several pictures become out-NAME.png each.
 
-    Exit code 3: some pictures could not be read; they are named, the others are done (under torchrun 0, too).
+    Exit code 3: some pictures could not be read or run; they are named, the others are done (under torchrun 0, too).
     """
     from unstride import models, show
 
@@ -80,7 +80,7 @@ def predict(
     answers: list[dict[str, Any]] = []
     options = {"task": task, "preprocess": loaded.preprocess, **asked.options()}
     recipe = ""
-    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names):
+    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names, failed):
         answers.append(answer)
         recipe = str(better.recipe)
         if not as_json:
@@ -92,7 +92,7 @@ def predict(
     if failed:
         for why in failed.values():
             typer.echo(f"unstride: {why}", err=True)
-        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read", err=True)
+        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read or run", err=True)
         raise typer.Exit(PARTLY if answers else 1)
 
 
@@ -130,26 +130,19 @@ def _answers(
     options: dict[str, Any],
     top: int,
     names: "_Names",
+    failed: dict[str, str],
 ) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
     """An answer for each image, with its picture where one is wanted."""
-    import torch
-
     from unstride.errors import OptionError
-    from unstride.models.weights import place
     from unstride.procedure.meaning import TASKS
     from unstride.show.answers import answer_of
     from unstride.show.style import save
-    from unstride.views.canvas import Pictures
-    from unstride.views.policies import IDENTITY
     from unstride.views.volumes import Volume
 
-    better: Enhanced | None = None
+    ready: Enhanced | None = None
     for batch in _batches(opened, 1 if TASKS[options["task"]].maps else TOGETHER):
-        x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
-        better = better or _enhanced(loaded.model, x[:1], options)
-        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
-        seen = Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x
-        for (name, image, tensor), prediction in zip(batch, better.explain(seen), strict=True):
+        for (name, image, tensor), better, prediction in _explained(loaded, options, ready, batch, failed):
+            ready = better
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
                 if isinstance(image, Volume):
@@ -161,13 +154,37 @@ def _answers(
             yield better, answer
 
 
-def _enhanced(model: Any, example: "Tensor", options: dict[str, Any]) -> "Enhanced":
-    """Made ready for such pictures; one that was enhanced before keeps what it was asked for."""
-    from unstride.enhanced import Enhanced, enhance
+def _explained(
+    loaded: "Loaded", options: dict[str, Any], better: "Enhanced | None", batch: list[Any], failed: dict[str, str]
+) -> Iterator[tuple[Any, "Enhanced", "Prediction"]]:
+    """Each image of a batch, the enhanced model and its prediction; one that the model cannot take goes to `failed`."""
+    import torch
 
-    if not isinstance(model, Enhanced):
-        return enhance(model, example, **options)
-    return model.with_options(**{k: v for k, v in options.items() if k != "task"})
+    from unstride.errors import InputError, ModelRaised
+    from unstride.models.weights import place
+    from unstride.proof.loop import prepared
+    from unstride.views.canvas import Pictures
+    from unstride.views.policies import IDENTITY
+    from unstride.views.volumes import Volume
+
+    x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
+    asked = {name: value for name, value in options.items() if name != "task"}
+    try:
+        better = better or prepared(loaded.model, x[:1], options["task"], asked)
+        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
+        found = better.explain(Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x)
+    except (InputError, ModelRaised) as error:
+        if len(batch) > 1:
+            for one in batch:
+                yield from _explained(loaded, options, better, [one], failed)
+        else:
+            failed[batch[0][0]] = f"{batch[0][0]}: {error}"
+        return
+    for item, prediction in zip(batch, found, strict=True):
+        if prediction.problem is None:
+            yield item, better, prediction
+        else:
+            failed[item[0]] = f"{item[0]}: {prediction.problem}"
 
 
 def _picture(

@@ -21,7 +21,7 @@ from torch import Tensor
 from unstride.errors import ArtefactError
 from unstride.jobs import strict
 from unstride.procedure.gates import Gate, sureness
-from unstride.procedure.merging import Merged
+from unstride.procedure.looks import Merged
 
 VERSION = 1
 Call = Callable[[Tensor], Tensor]

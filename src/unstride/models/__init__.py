@@ -100,7 +100,7 @@ class Loaded:
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:
-        """The same; where nobody said how images are prepared, what gives a map sees them whole, volumes as is."""
+        """The same; where nobody said how images are prepared: whole for a map, volumes as they are."""
         if self.preprocess == Preprocess() and wanted_axes(self.model) == 3:
             return replace(self, preprocess=Preprocess(None, None, (0.0,), (1.0,), channels="L"))
         if task_named(task).maps and self.preprocess == Preprocess():

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unstride.enhanced import Enhanced, enhance
+from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError, UnstrideError
 from unstride.jobs import locks, outputs, strict
 from unstride.jobs.distributed import World, world
@@ -42,6 +42,7 @@ from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_ei
 from unstride.predicting.rows import Columns, Row, over_picture, write_map, write_mask
 from unstride.procedure.meaning import task_named
 from unstride.procedure.prediction import Prediction
+from unstride.proof.loop import prepared
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
@@ -179,7 +180,7 @@ def _job(
         )
     out = Path(os.path.realpath(out))  # what a link stands for, not the link
     example = _example(loaded, given).to(device, dtype)
-    better = enhance(loaded.model, example, **{"preprocess": loaded.preprocess, **options, "task": meant.name})
+    better = prepared(loaded.model, example, meant.name, {"preprocess": loaded.preprocess, **options})
     better.assumed = found.assumed
     shown = min(top, len(loaded.classes) or top)
     if not meant.classes and not meant.maps:  # all numbers of the answer
@@ -319,6 +320,8 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
 
 
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
+    if p.problem is not None:
+        return job.columns.error(ready.name, p.problem)
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
     p = over_picture(p, ready.size)

@@ -12,25 +12,19 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 
-from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean
-from unstride.procedure.align import align_covered
+from unstride.procedure.batch import Batch
 from unstride.procedure.calibrate import Price
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.meaning import TASKS, Task
-from unstride.procedure.merging import Merged
-from unstride.procedure.plans import MULTIPLE, padded
-from unstride.procedure.prediction import cropped
-from unstride.procedure.tasks import Plan, Target
+from unstride.procedure.plans import MULTIPLE, Crop, padded
+from unstride.procedure.tasks import Plan
 from unstride.procedure.temperature import match_temperature
 from unstride.procedure.tiles import Tiling, spread, tile_means
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
 
-Crop = tuple[float, ...] | None
 Fit = Callable[[Tensor], tuple[Tensor, Plan, Crop]]
 
 
@@ -42,8 +36,7 @@ class Look:
     state: State
 
     def __str__(self) -> str:
-        still = not any(map(any, self.state.selections))
-        return str(self.view) if still else f"{self.view} in {self.state}"
+        return str(self.view) if self.state.plain else f"{self.view} in {self.state}"
 
 
 @dataclass(eq=False)
@@ -54,6 +47,58 @@ class Seen:
     rows: list[int]
     logits: Tensor
     weight: float
+
+
+@dataclass(eq=False)
+class Merged:
+    """The running mean of all looks, picture by picture, of what the task and `merge` average; or their median."""
+
+    merge: str
+    task: Task = TASKS["classification"]
+    total: Tensor | None = None
+    weight: Tensor | None = None
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)  # every look, only for the median
+
+    def add(
+        self,
+        count: int,
+        rows: list[int],
+        logits: Tensor,
+        weight: float,
+        temperature: float,
+        where: Tensor | None = None,
+    ) -> None:
+        """`where` (rows, 1, H, W): only there."""
+        logits = logits.float() / temperature
+        if self.merge == "median":
+            for i, one in zip(rows, logits, strict=True):
+                self.kept.setdefault(i, []).append(one)
+        else:
+            encoded = self.task.encode(logits, self.merge)
+            self.add_mean(count, rows, encoded, weight if where is None else weight * where)
+
+    def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float | Tensor) -> None:
+        """What is merged already, such as a stage's own mean."""
+        if self.total is None or self.weight is None:
+            self.total = logits.new_zeros((count, *logits.shape[1:]))
+            self.weight = logits.new_zeros((count, *[1] * (logits.ndim - 1)))
+        if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
+            self.weight = self.weight.expand(count, *weight.shape[1:]).clone()
+        self.total[rows] += weight * logits
+        self.weight[rows] += weight
+
+    def logits(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        if self.merge == "median":
+            chosen = sorted(self.kept)[rows] if isinstance(rows, slice) else rows
+            return torch.stack([_median(self.kept[i]) for i in chosen])
+        assert self.total is not None and self.weight is not None
+        return self.task.decode(self.total[rows] / self.weight[rows], self.merge)
+
+
+def _median(looks: Sequence[Tensor]) -> Tensor:
+    """Number by number; of an even number of looks, the mean of the two in the middle."""
+    ordered = torch.stack(list(looks)).sort(0).values
+    return (ordered[(len(looks) - 1) // 2] + ordered[len(looks) // 2]) / 2
 
 
 @dataclass(eq=False)
@@ -164,6 +209,7 @@ class Looking:
     ) -> None:  # fmt: skip
         """The stage's looks at open tiles, window by window; a picture that is mostly open is looked at whole."""
         first = out.plain[0]
+        size = first.out_size(first.plan.targets[0])
         for view in stage.views:
             states = [s for s in stage.chosen(first.plan.found.space) if Look(view, s) not in taken]
             tiling = out.tiling(view, gate)
@@ -176,8 +222,8 @@ class Looking:
                     images = source.rows([i]).see(view)
                     cut = tiling.cut(images if first.crop is None else padded(images)[0], windows)
                     maps, macs = self._windows(cut, view, states)
-                    logits = back(view, tiling.paste(maps, windows), tiling.size, first.out_size())
-                    where = spread(tiles[i], tiling.size, first.out_size(), tiling.tile)[None, None]
+                    logits = back(view, tiling.paste(maps, windows), tiling.size, size)
+                    where = spread(tiles[i], tiling.size, size, tiling.tile)[None, None]
                     self._add_part(stage, view, states, i, logits, where.to(logits.device), out)
                     out.macs[i] += macs
 
@@ -244,97 +290,6 @@ class Looking:
                 out.macs[i] += macs
 
 
-@dataclass(eq=False)
-class Batch:
-    """Some rows under way in one or more views of one size: view after view, each with all rows."""
-
-    plan: Plan
-    run: Run
-    views: tuple[View, ...]
-    rows: list[int]
-    crop: Crop
-    counted: dict[int, int] = field(default_factory=dict)
-
-    def places(self, view: View, rows: Sequence[int]) -> list[int]:
-        """Which of the run's images these rows are in this view."""
-        first = self.views.index(view) * len(self.rows)
-        at = {row: first + k for k, row in enumerate(self.rows)}
-        return [at[row] for row in rows]
-
-    def look(
-        self, view: View, states: Sequence[State], rows: Sequence[int], plain: Batch
-    ) -> Iterator[tuple[tuple[State, ...], list[Tensor]]]:
-        """(states, outputs) in plain coordinates: of each state, in segmentation of the mean over the states.
-
-        Further outputs than the main one are those that are merged as well: maps of numbers, features.
-        """
-        plan, lead, task = self.plan, self.plan.targets[0], self.plan.meaning
-        if not task.maps:
-            for state, values in self._found(view, states, rows):
-                yield (state,), [lead.finish(values[lead.tap])]
-        elif not task.classes:
-            for state, values in self._found(view, states, rows):
-                yield (state,), [self._laid(view, state, values[t.tap], t, plain) for t in plan.targets]
-        elif states:
-            maps = self.map(view, states, rows)
-            yield tuple(states), [back(view, maps, plain.plan.graph.size, plain.out_size())]
-
-    def map(self, view: View, states: Sequence[State], rows: Sequence[int]) -> Tensor:
-        """(rows, K, ...): the mean over the states, in the view's own coordinates."""
-        tap = self.plan.targets[0].tap
-        found = [(s, values[tap]) for s, values in self._found(view, states, rows)]
-        return cropped(_mean_map(self.plan, found), self.crop)
-
-    def _found(
-        self, view: View, states: Sequence[State], rows: Sequence[int]
-    ) -> list[tuple[State, dict[Node, Tensor]]]:
-        """What each state has at the taps."""
-        taps, zero, places = self.plan.engine.taps, self.plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, dict[Node, Tensor]]] = []
-        if zero in states:
-            whole = {tap: self.run.plain[tap] for tap in taps}
-            found.append((zero, {t: v if len(places) == len(v) else v[places] for t, v in whole.items()}))
-        if rest:
-            values = self.run.add([(k, s) for s in rest for k in places])
-            parts = zip(*(v.tensor_split(len(rest)) for v in values), strict=True)
-            found += [(s, dict(zip(taps, part, strict=True))) for s, part in zip(rest, parts, strict=True)]
-        return found
-
-    def _laid(self, view: View, state: State, value: Tensor, target: Target, plain: Batch) -> Tensor:
-        """One state's map, moved to where the plain one lies; features stay the map that they are."""
-        plan, offset = self.plan, self.plan.offset(state, target)
-        if offset is not None and not offset.still:
-            moved = align_covered(plan.maps(value, target).float(), offset)
-            value = moved if plan.task == "features" else plan.unmap(moved, value, target)
-        elif plan.task == "features":
-            value = plan.maps(value, target)
-        out = value if plan.task == "features" else target.finish(value)
-        out = cropped(out, self.crop)
-        maps = out if out.ndim == 2 + len(plan.graph.size) else out.unsqueeze(1)
-        twin = plain.plan.targets[plan.targets.index(target)]
-        maps = back(view, maps, plain.plan.graph.size, plain.out_size(twin))
-        return maps if out.ndim == maps.ndim else maps.squeeze(1)
-
-    def out_size(self, target: Target | None = None) -> tuple[int, ...]:
-        """(H, W) of an output's map, by default of the main one."""
-        target = target or self.plan.targets[0]
-        if self.plan.task == "features":
-            assert target.grid is not None
-            return target.grid.size
-        shape = self.plan.found.trace.shapes[target.leaf]
-        size = cropped(torch.empty(shape, device="meta"), self.crop).shape[-len(self.plan.graph.size) :]
-        return tuple(int(n) for n in size)
-
-    def spent(self, view: View, rows: Sequence[int], looks: int) -> Iterator[tuple[int, int]]:
-        """(row, MACs) since it was asked last."""
-        head = looks * sum(t.head.macs for t in self.plan.targets if t.head is not None)
-        for place, row in zip(self.places(view, rows), rows, strict=True):
-            now = self.run.macs[place]
-            yield row, now - self.counted.get(place, 0) + head
-            self.counted[place] = now
-
-
 def part_prices(stages: Sequence[Stage], costs: Sequence[float], run: Looked) -> list[Price]:
     """What each stage costs, in plain forwards: where it looks at tiles only, by the area of their windows."""
     prices: list[Price] = []
@@ -385,15 +340,3 @@ def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Sta
         replace(s, temperatures=tuple(warm.get(v, 1.0) for v in s.views)) if any(v in warm for v in s.views) else s
         for s in stages
     )
-
-
-def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:
-    """Maps of several states, aligned and averaged, through the network's own upsampling."""
-    target = plan.targets[0]
-    if len(found) == 1 and not any(map(any, found[0][0].selections)):
-        return target.finish(found[0][1])
-    mean = WeightedMean(len(found[0][1]))
-    ones = torch.ones(len(found[0][1]), device=found[0][1].device)
-    for state, value in found:
-        mean.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
-    return target.finish(plan.unmap(mean.value(), found[0][1], target))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unstride.errors import OptionError
-from unstride.procedure.aggregate import agreement, entropy, top_class, two_class
+from unstride.procedure.aggregate import agreement, entropy, in_pieces, top_class, two_class
 from unstride.procedure.align import overlap
 from unstride.procedure.gates import MEASURES, sureness
 
@@ -57,13 +57,12 @@ class Task:
         return top_class(output)
 
     def sure(self, merged: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
-        """How sure a merged output is, (B,), from 0 to 1; `own` of each look, for agreement."""
+        """How sure an output is, from 0 to 1: (B,), or each pixel (B, H, W); `own`, of each look: for agreement."""
         return sureness(merged, by, own)
 
     def unsure(self, values: Tensor) -> Tensor:
         """What the search minimises, (B,): 0 is certain, 1 knows nothing."""
-        found = entropy(values)
-        return found.flatten(1).mean(1) if found.ndim > 1 else found
+        return in_pieces(entropy, values).flatten(1).mean(1) if values.ndim > 2 else entropy(values)
 
     def encode(self, output: Tensor, merge: str) -> Tensor:
         """An output as what is averaged over looks; `decode` is its way back."""
@@ -262,7 +261,7 @@ TASKS: dict[str, Task] = {
     for task in (
         Task("classification", "(B, K)"),
         Labels("multilabel", "(B, K)", **_LABELS),
-        Task("segmentation", "(B, K, H, W)", aggregates=("mean", "entropy", "max"), **_PIXELS),
+        Task("segmentation", "(B, K, H, W)", aggregates=("mean", "entropy", "max"), gates=MEASURES[:3], **_PIXELS),
         Labels("multilabel-segmentation", "(B, K, H, W)", gates=(), **_LABELS, **_PIXELS),
         Values("regression", "(B, K)"),
         Values("dense", "(B, H, W) or (B, C, H, W)", **_PIXELS),

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import normalize
 
 from unstride.errors import DataError, InputError, OptionError
+from unstride.procedure.prediction import at_size
 from unstride.proof.metrics import LEVEL, RESAMPLES, Floats, Gain, bootstrap
 
 NEIGHBOURS = 5
@@ -122,9 +123,7 @@ def _map(outputs: Sequence[Tensor], target: Tensor) -> dict[str, Any]:
         found = one[None, None] if one.ndim == 2 else one[None]
         if found.shape[1] != 1:
             raise InputError(f"maps of {found.shape[1]} numbers at each pixel have no one depth to be compared with")
-        if found.shape[-2:] != target.shape:
-            found = interpolate(found, target.shape, mode="bilinear", align_corners=False)
-        guess = found[0, 0][known]
+        guess = at_size(found, target.shape)[0, 0][known]
         square = float(functional.mean_squared_error(guess, truth))
         relative = float(functional.mean_absolute_percentage_error(guess, truth))
         within = torch.maximum(guess / truth, truth / guess) < 1.25

@@ -11,7 +11,7 @@ from unstride.procedure.meaning import TASKS, task_named
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
 
-SIGNAL_STATES = "near:3"  # plain among them
+SIGNAL_STATES = "near:2"  # plain among them
 
 
 def _looks(*views: str, gate: Gate | None = None) -> Stage:
@@ -30,10 +30,10 @@ def _multiscale(task: str) -> Recipe:
 
 
 def _default(task: str, axes: int = 2) -> Recipe:
-    """Once more where the network is not sure: mirrored left to right, or in near states where a mirror is something
-    else: a signed coordinate, a left hand, a recording that runs backwards.
+    """Once more, of classes where the network is not sure: the mirror image, or near states where a mirror misleads.
 
-    Clips and volumes are mirrored along their last axis only.
+    A recording that runs backwards is another recording, and a mirrored output may mean something else: a signed
+    coordinate, a left hand. Clips and volumes are mirrored along their last axis only.
     """
     if task in ("regression", "features"):
         return Recipe("default", task, (Stage(states="near:4"),))

@@ -125,10 +125,10 @@ class Recipe:
             raise OptionError(
                 "the first stage is for every image, so it has no gate, and it begins with the plain view"
             )
-        self._check_gates([s.gate for s in self.stages if s.gate is not None])
         if self.criterion == "learned" and self.aggregate != "attention":
             raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
         self._check_task()
+        self._check_gates([s.gate for s in self.stages if s.gate is not None])
 
     def _check_task(self) -> None:
         """What the task's output cannot say is refused, and what can be had instead is named."""
@@ -147,10 +147,6 @@ class Recipe:
             raise OptionError(f"merge={self.merge!r}: {task.name} has {', '.join(map(repr, task.merges))}")
         if self.temperature != 1 and not task.classes:
             raise OptionError(f"temperature divides logits of classes, and task={task.name!r} has none; leave it out")
-        for gate in (s.gate for s in self.stages):
-            if gate is not None and gate.by not in task.gates:
-                able = f"it has a gate by {', '.join(task.gates)}; or " if task.gates else ""
-                raise OptionError(f"a gate by {gate.by!r} needs classes, task={task.name!r} has none: {able}{NEAR}")
         if not self.searches:
             return
         if not task.searches:
@@ -166,13 +162,18 @@ class Recipe:
             raise OptionError(f"stop rules ask for one class, and task={task.name!r} has none: {NEAR}")
 
     def _check_gates(self, gates: list[Gate]) -> None:
-        tiles = {gate.tile for gate in gates}
-        if self.task != "segmentation" and tiles - {None}:
+        task, tiles = TASKS[self.task], {gate.tile for gate in gates}
+        for gate in gates:
+            if gate.by not in task.gates:
+                needs = "one class for each picture" if task.classes else "classes"
+                able = f"it has a gate by {', '.join(task.gates)}; or " if task.gates else ""
+                raise OptionError(
+                    f"a gate by {gate.by!r} needs {needs}, which task={task.name!r} has not: {able}{NEAR}"
+                )
+        if not task.maps and tiles - {None}:
             raise OptionError("gate: tile is for segmentation, where an answer has places; leave it out")
         if len(tiles) > 1:
             raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole pictures")
-        if self.task == "segmentation" and any(gate.by == "agreement" for gate in gates):
-            raise OptionError("gate: in segmentation it is by margin, probability or entropy, not by agreement")
 
     def changed(self, **changes: Any) -> Recipe:
         """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""

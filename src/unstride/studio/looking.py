@@ -59,8 +59,8 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
         p, answers, costs = look_by_look(better, Pictures([image], loaded.preprocess, x, {IDENTITY: x}))
     else:
         p, answers, costs = _searched(better, x, _affordable(plan) if segmenting else BUDGET)
-    if not bool(torch.isfinite(p.logits).all()):
-        raise InputError("the model's answer to this picture is not finite")
+    if p.problem is not None:
+        raise InputError(p.problem)
     view = seen(loaded.preprocess, image)
     told = _segmented(plan, p, answers, loaded) if segmenting else _classified(plan, p, answers, loaded, x)
     return {

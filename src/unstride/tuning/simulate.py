@@ -10,8 +10,7 @@ from torch import Tensor
 
 from unstride.procedure.aggregate import top_class
 from unstride.procedure.gates import Stage, sureness
-from unstride.procedure.looks import Look
-from unstride.procedure.merging import Merged
+from unstride.procedure.looks import Look, Merged
 from unstride.tuning.pool import Pool
 
 

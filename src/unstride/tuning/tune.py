@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import Certificate, certify, in_sequence, verdict
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
-from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.gather import Gathered, answers, gather, parts
 from unstride.tuning.pixels import scenes
 from unstride.tuning.pool import Pool
 from unstride.tuning.scenes import tune_scenes
@@ -57,25 +57,34 @@ def tune(
     cache_dir: str | Path | None = None,
     seed: int = 0,
     progress: bool = False,
+    recipe: str | Path | Recipe | None = None,
+    **options: Any,
 ) -> Tuned:
     """Labelled pictures and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
 
     Example: `tuned = unstride.tune(model, loader, cost=1.5); print(tuned); tuned.save("tuned.toml")`
 
     cost       mean cost of a picture, in plain forwards, that must not be exceeded
-    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels)
+    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
+               `better.calibrate(pictures, cost=...)`
     task       classification, or segmentation; by default what the data is labelled for
     pool       small, medium or large: how many looks are tried
     objective  likelihood, accuracy, or, in segmentation, miou
     window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
     guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
+    recipe     and options, what `enhance` takes: in classification one more row of the table, "yours", and the start
+               for nothing else
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
     model, data = _loaded(model, data, weights, limit)
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
     if _task(model, data, task) == "segmentation":
+        if recipe is not None or options:
+            raise OptionError(
+                "recipe: in segmentation yours is not measured beside the others yet; `unstride evaluate` measures it"
+            )
         seen = list(scenes(data, _like(model), window))
         if not seen:
             raise DataError("the data has no picture")
@@ -87,17 +96,21 @@ def tune(
     if not given:
         raise DataError("the data has no picture")
     better = _plain(model, given[0].source, data, "classification")
-    if any(p.labels is None for p in given):
-        raise DataError("tuning needs labels: give (images, labels); without, better.calibrate(pictures, cost=...)")
     units = candidates(given[0].source, pool, better.task)
+    mine: Enhanced | None = None
+    if recipe is not None or options:
+        mine = better.with_options(recipe="default" if recipe is None else recipe).with_options(**options)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = gather(better, given, units, folder, us, progress, paper)
+        beside = {} if found.paper is None else {"paper, 10 states": found.paper}
+        if mine is not None:
+            beside["yours"] = answers(mine, given, folder, us, progress)
     if len(found.pool) < LEAST:
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
-    return Tuning(found, kept, better, objective, seed).tuned(ceilings, cost, guard)
+    return Tuning(found, kept, better, objective, seed, beside).tuned(ceilings, cost, guard)
 
 
 def _loaded(
@@ -140,9 +153,17 @@ def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
 class Tuning:
     """A pool, and all that is chosen and proved from it."""
 
-    def __init__(self, found: Gathered, units: Sequence[Unit], better: Enhanced, objective: str, seed: int) -> None:
+    def __init__(
+        self,
+        found: Gathered,
+        units: Sequence[Unit],
+        better: Enhanced,
+        objective: str,
+        seed: int,
+        beside: Mapping[str, tuple[Tensor, Tensor]],
+    ) -> None:
         self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed = objective, seed
+        self.objective, self.seed, self.beside = objective, seed, beside
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
@@ -151,8 +172,7 @@ class Tuning:
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
         lines += [self._fixed(name, units) for name, units in usual(self.units).items()]
-        if self.found.paper is not None:
-            lines.append(self._line("paper, 10 states", *self.found.paper))
+        lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
         proofs: list[Certificate] = []
