@@ -1,8 +1,9 @@
 """What is best at each cost on real networks: `python -m benchmarks.frontier --assets DIR [--nets resnet50 ...]`.
 
 Tuned on one half of the pictures, measured on the other, both ways. What the networks say is kept in `--cache`,
-so a run goes on where it was. Writes docs/results-frontier.csv, a row per network and setting, and the page made of it;
-`--page` makes only the page. The paper's search is the dearest row: `--paper N` runs it on the first N pictures only.
+so a run goes on where it was. Writes benchmarks/frontier.csv, a row per network and setting, from which
+`python -m benchmarks.frontier_page` makes the page. The paper's search is the dearest row: `--paper N` runs it on the
+first N pictures only.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import unstride  # noqa: F401  (before torchvision)
+from benchmarks.frontier_page import ROWS
 from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
 from unstride.jobs.artefacts import read_artefact, write_artefact
@@ -30,7 +32,6 @@ from unstride.views.policies import IDENTITY
 
 BUDGETS = (4, 10, 15)
 CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
-ROWS, PAGE = Path("docs/results-frontier.csv"), Path("docs/results-frontier.md")
 FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
 FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
 Searched = dict[int, tuple[Tensor, Tensor]]
@@ -170,51 +171,18 @@ def merge_rows(new: list[dict[str, object]]) -> None:
         writer.writerows([*old, *new])
 
 
-def page() -> str:
-    """docs/results-frontier.md from the rows alone."""
-    with ROWS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    out = [
-        "# The frontier",
-        "",
-        "What is best at each cost on real networks, and what a user would do instead at its own. Tuned rows were "
-        "chosen on one half of the pictures and measured on the other, both ways; gains are paired, with 95 % "
-        "intervals; NLL is "
-        "after one temperature that was fitted on the other half. Made by `python -m benchmarks.frontier --assets DIR` "
-        "(the networks and pictures are not in the project); the rows are in `results-frontier.csv`.",
-    ]
-    for net in dict.fromkeys(r["net"] for r in rows):
-        mine = [r for r in rows if r["net"] == net]
-        out += ["", f"## {net}, {int(mine[0]['pictures']):,} pictures", ""]
-        out += [
-            "| setting | cost | accuracy % | gain | corrected / corrupted | NLL | looks |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for r in mine:
-            gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
-            told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-            changed = "" if r["setting"] == "plain" else f"{r['corrected']} / {r['corrupted']}"
-            cells = (r["setting"], f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", told, changed)
-            out.append("| " + " | ".join((*cells, f"{float(r['warm']):.4f}", r["what"].replace(" | ", "; "))) + " |")
-    return "\n".join(out) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with the networks and pictures")
-    parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
+    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and pictures")
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
     parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
     parser.add_argument("--limit", type=int, help="so many pictures instead of all")
     parser.add_argument("--pool", default="medium")
     parser.add_argument("--paper", type=int, help="so many pictures for the paper's search instead of all")
     args = parser.parse_args()
-    if not args.page and args.assets is None:
-        parser.error("--assets: where are the networks and pictures?")
-    for net in () if args.page else args.nets:
+    for net in args.nets:
         found = pooled(args.assets, net, args.cache, args.limit, args.pool, args.paper)
         merge_rows(Halves(*found).rows())
-    PAGE.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The embedded classifier on its test sample: every budget, learning-free and learned."""
+"""The paper's procedure with the embedded classifier, on images that tuning did not see: learning-free and learned."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 import unstride
 from unstride import sample
+from unstride.demo import tuned
 from unstride.demo.common import BUDGET, READING, Say, percent, result, results_table, time_ratios
 from unstride.enhanced import load
 from unstride.errors import UnstrideError
 from unstride.proof import metrics
 from unstride.show.html import Block, Measured, Note, Text, Thumbnail, Thumbnails, charts
 
-BUDGETS = (1, 4, BUDGET, 15)
-IMAGES: int | None = None  # of the embedded sample: all
+BUDGETS = (1, 4, BUDGET)
 EXAMPLES = 7
 LEARNED = "*aggregation*.safetensors"
 COLUMNS = (("accuracy", "accuracy", percent), ("NLL", "nll", "{:.3f}".format), ("ECE", "ece", "{:.4f}".format))
@@ -28,16 +28,17 @@ COLUMNS = (("accuracy", "accuracy", percent), ("NLL", "nll", "{:.3f}".format), (
 def classification(say: Say) -> tuple[Any, list[Block]]:
     """Figures and what is shown of them."""
     model = sample.load_classifier()
-    images, labels = sample.classification_sample(IMAGES)
-    x, truth = sample.preprocess_classification(images), torch.from_numpy(labels)
+    images, labels = sample.classification_sample(tuned.IMAGES)
+    images, labels = images[len(images) // 2 :], labels[len(labels) // 2 :]
+    x, truth = tuned.halves()[1]
     blocks: list[Block] = [
         Text(
-            f"{len(x):,} test images of Fashion-MNIST, 10 kinds of garment, none seen in training. Corrected and "
-            f"corrupted count the images that turned right and wrong. {READING}"
+            f"The {len(x):,} images of the proof above, with the paper's search. Corrected and corrupted count the "
+            f"images that turned right and wrong. {READING}"
         )
     ]
     say("preparing the embedded classifier")
-    methods = {"learning-free": unstride.enhance(model, x[:1], max(BUDGETS))}
+    methods = {"learning-free": unstride.enhance(model, x[:1], recipe="paper", budget=max(BUDGETS))}
     try:
         methods["learned"] = _learned(model)
     except UnstrideError as error:

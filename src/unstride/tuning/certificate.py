@@ -71,14 +71,16 @@ def _tail(hits: int, count: int, p: float) -> float:
         return 1.0
     if p <= 0:
         return 0.0
-    whole, a, b = math.lgamma(count + 1), math.log(p), math.log1p(-p)
-    return min(
-        1.0,
-        sum(
-            math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * a + (count - k) * b)
-            for k in range(hits, count + 1)
-        ),
-    )
+    if hits < count * p:  # from the side where the terms are small
+        return 1 - _tail(count - hits + 1, count, 1 - p)
+    start = math.lgamma(count + 1) - math.lgamma(hits + 1) - math.lgamma(count - hits + 1)
+    term = math.exp(start + hits * math.log(p) + (count - hits) * math.log1p(-p))
+    total, k = term, hits
+    while k < count and term > 1e-17 * total:  # until nothing is added
+        term *= (count - k) / (k + 1) * p / (1 - p)
+        total += term
+        k += 1
+    return min(1.0, total)
 
 
 def _solve(f: Callable[[float], float], wanted: float, falling: bool = False) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.looks import Batch, Look
 from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool, Work
+from unstride.tuning.timing import estimate
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.policies import IDENTITY, View
 
@@ -126,6 +128,8 @@ def gather(
     start = time.monotonic()
     mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
     total = sum(len(given[i].source) for i in mine)
+    if show and us.leads and total:
+        print(estimate(better, given[0].source, looks, work, total, paper), file=sys.stderr, flush=True)
     with show_progress("looking", total, show and us.leads and total > 0) as advance:
         for i in mine:
             tensors = {"logits": look_at(better, given[i].source, looks)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
@@ -27,7 +28,9 @@ from unstride.tuning.certificate import Certificate, certify, in_sequence
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
 from unstride.tuning.gather import Gathered, gather, parts
 from unstride.tuning.simulate import simulate
+from unstride.tuning.timing import timed
 from unstride.tuning.tuned import Line, Tuned
+from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY
 
 CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -78,7 +81,7 @@ def tune(
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
-    return Tuning(found, kept, better, objective, seed).tuned(ceilings, cost, guard)
+    return Tuning(found, kept, better, objective, seed, given[0].source).tuned(ceilings, cost, guard)
 
 
 def _ready(
@@ -108,9 +111,17 @@ def _ready(
 class Tuning:
     """A pool, and all that is chosen and proved from it."""
 
-    def __init__(self, found: Gathered, units: Sequence[Unit], better: Enhanced, objective: str, seed: int) -> None:
+    def __init__(
+        self,
+        found: Gathered,
+        units: Sequence[Unit],
+        better: Enhanced,
+        objective: str,
+        seed: int,
+        source: Source | None = None,
+    ) -> None:
         self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed = objective, seed
+        self.objective, self.seed, self.source = objective, seed, source
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
@@ -118,7 +129,8 @@ class Tuning:
 
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
-        lines += [self._fixed(name, units) for name, units in usual(self.units).items()]
+        fixed = {name: self._stages(units) for name, units in usual(self.units).items()}
+        lines += [self._fixed(name, stages, usual(self.units)[name]) for name, stages in fixed.items()]
         if self.found.paper is not None:
             lines.append(self._line("paper, 10 states", *self.found.paper))
         held: dict[float, Tensor] = {}
@@ -142,7 +154,19 @@ class Tuning:
         notes += (doubt,) if doubt is not None else ()
         spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
+        run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
+        run |= {r.name: r for r in frontier.values()}
+        lines = self._timed(lines, run)
         return Tuned(recipe, spent, frontier, tuple(lines), proof, verdict, better, self.pool, notes, held[cost])
+
+    def _timed(self, lines: Sequence[Line], recipes: dict[str, Recipe]) -> list[Line]:
+        """The lines with the time that their recipes take here."""
+        if self.source is None:
+            return list(lines)
+        there = [line for line in lines if line.name in recipes]
+        ready = [self.better.with_options(recipe=recipes[line.name]) for line in there]
+        ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], self.source), strict=True))
+        return [replace(line, time=ratios.get(line.name)) for line in lines]
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
@@ -174,10 +198,12 @@ class Tuning:
             out[held] = nll(logits[held], self.labels[held], fit_temperature(logits[train], self.labels[train]))
         return out
 
-    def _fixed(self, name: str, units: Sequence[Unit]) -> Line:
-        stages = stages_of(Choice(tuple(units)), self.pool)
-        plain = [s.__class__(s.views, s.states, s.gate) for s in stages]  # as a user would: at one temperature
-        done = simulate(self.pool, plain)
+    def _stages(self, units: Sequence[Unit]) -> tuple[Stage, ...]:
+        """As a user would: all looks for all pictures, at one temperature."""
+        return tuple(Stage(s.views, s.states) for s in stages_of(Choice(tuple(units)), self.pool))
+
+    def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
+        done = simulate(self.pool, stages)
         return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
 
     def _recipe(self, choice: Choice, name: str) -> Recipe:
@@ -196,16 +222,3 @@ class Tuning:
             return f"use it: {proof}"
         known = f"; shown to be better up to a cost of {ceilings[shown - 1]:g}" if shown else ""
         return f"not proved: {proof}{known}"
-
-
-def timed(better: Enhanced, images: Tensor, repeats: int = 5) -> float:
-    """Time of a recipe as a multiple of the user's own plain forward, in turns in one run."""
-    ratios = []
-    better(images)
-    for _ in range(repeats):
-        start = time.perf_counter()
-        better.plain(images)
-        middle = time.perf_counter()
-        better(images)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
-    return sorted(ratios)[len(ratios) // 2]
