@@ -127,8 +127,8 @@ class Halves:
             fitted, test = self.pool.rows(one), self.pool.rows(other)
             choice = choose(fitted, self.units, ceiling)
             stages = stages_of(choice, fitted)
-            done = simulate(test, stages)
-            temperature = fit_temperature(simulate(fitted, stages).logits, self.labels[one])
+            done = simulate(test, stages, choice.merge)
+            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, self.labels[one])
             logits[other], costs[other] = done.logits, done.costs
             warm[other] = nll(done.logits, self.labels[other], temperature)
             what.append(str(choice))

@@ -40,7 +40,7 @@ def draws(assets: Path, net: str, cache: Path, few: int, count: int, cost: float
         assert rest.labels is not None
         units_here = [u for u in units if u.view in pool.work]
         tuned = Tuning(Gathered(mine, None, (), 0.0), units_here, better, "likelihood", seed).tuned([cost], cost, None)
-        done = simulate(rest, tuned.recipe.stages)
+        done = simulate(rest, tuned.recipe.stages, tuned.recipe.merge)
         right, was = done.logits.argmax(1) == rest.labels, rest.plain.argmax(1) == rest.labels
         proof = certify(int((right & ~was).sum()), int((~right & was).sum()), len(rest))
         kept += tuned.certificate.low <= proof.gain <= tuned.certificate.high

@@ -152,7 +152,7 @@ class Tuning:
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
         notes += (doubt,) if doubt is not None else ()
-        spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
+        spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
         run |= {r.name: r for r in frontier.values()}
@@ -175,10 +175,11 @@ class Tuning:
         for k in range(FOLDS):
             train, held = (self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0]
             fitted, test = self.pool.rows(train), self.pool.rows(held)
-            stages = stages_of(choose(fitted, self.units, ceiling, self.objective, self.seed), fitted)
-            done = simulate(test, stages)
+            choice = choose(fitted, self.units, ceiling, self.objective, self.seed)
+            stages = stages_of(choice, fitted)
+            done = simulate(test, stages, choice.merge)
             assert fitted.labels is not None and test.labels is not None
-            temperature = fit_temperature(simulate(fitted, stages).logits, fitted.labels)
+            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
             logits[held], costs[held] = done.logits, done.costs
             warm[held] = nll(done.logits, test.labels, temperature)
         return logits, costs, warm
@@ -208,8 +209,8 @@ class Tuning:
 
     def _recipe(self, choice: Choice, name: str) -> Recipe:
         stages = stages_of(choice, self.pool)
-        temperature = fit_temperature(simulate(self.pool, stages).logits, self.labels)
-        return Recipe(name, self.better.task, stages, temperature=temperature)
+        temperature = fit_temperature(simulate(self.pool, stages, choice.merge).logits, self.labels)
+        return Recipe(name, self.better.task, stages, choice.merge, temperature)
 
     def _verdict(
         self, proof: Certificate, recipe: Recipe, shown: int, ceilings: list[float], guard: float | None
