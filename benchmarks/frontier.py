@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import unstride  # noqa: F401  (before torchvision)
-from benchmarks.frontier_page import ROWS
+from benchmarks.frontier_page import RIVALS, ROWS
 from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
 from unstride.jobs.artefacts import read_artefact, write_artefact
@@ -34,6 +34,8 @@ BUDGETS = (4, 10, 15)
 CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
 FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
 FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
+AGAINST = ("net", "pictures", "rival", "cost", "ours", "points", "low", "high")
+AGAINST += ("likelier", "likelier_low", "likelier_high", "what")
 Searched = dict[int, tuple[Tensor, Tensor]]
 
 
@@ -120,6 +122,11 @@ class Halves:
         return done.logits, done.costs
 
     def _tuned(self, ceiling: float) -> dict[str, object]:
+        logits, costs, warm, what = self._chosen(ceiling)
+        return self._row(f"tuned for {ceiling:g}", logits, costs, what, warm)
+
+    def _chosen(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor, str]:
+        """Logits, costs, warm NLL and looks of what was chosen on one half, on the other."""
         logits, costs = torch.empty_like(self.pool.plain), torch.empty(len(self.pool), dtype=torch.float64)
         warm = torch.empty(len(self.pool), dtype=torch.float64)
         what = []
@@ -132,7 +139,24 @@ class Halves:
             logits[other], costs[other] = done.logits, done.costs
             warm[other] = nll(done.logits, self.labels[other], temperature)
             what.append(str(choice))
-        return self._row(f"tuned for {ceiling:g}", logits, costs, " | ".join(dict.fromkeys(what)), warm)
+        return logits, costs, warm, " | ".join(dict.fromkeys(what))
+
+    def rivals(self) -> list[dict[str, object]]:
+        """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
+        theirs = {name: self._mixed(units) for name, units in usual(self.units).items()}
+        theirs |= {f"paper, {budget} states": found for budget, found in self.paper.items()}
+        out = []
+        for name, (logits, costs) in theirs.items():
+            n, cost = len(logits), float(costs.mean())
+            mine, spent, warm, what = self._chosen(cost)
+            right, other = (x[:n].argmax(1) == self.labels[:n] for x in (mine, logits))
+            points = (right.double() - other.double()).numpy()
+            likelier = (self._warm(logits) - warm[:n]).numpy()
+            numbers = [cost, float(spent[:n].mean()), points.mean(), *bootstrap(points)]
+            numbers += [likelier.mean(), *bootstrap(likelier)]
+            values = (self.net, n, name, *(round(float(v), 5) for v in numbers), what)
+            out.append(dict(zip(AGAINST, values, strict=True)))
+        return out
 
     def _warm(self, logits: Tensor) -> Tensor:
         out = torch.empty(len(logits), dtype=torch.float64)
@@ -159,14 +183,14 @@ class Halves:
         return dict(zip(FIELDS, values, strict=True))
 
 
-def merge_rows(new: list[dict[str, object]]) -> None:
+def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
     """Rows of the measured networks take the place of their older ones."""
     old = []
-    if ROWS.exists():
-        with ROWS.open(newline="") as file:
+    if path.exists():
+        with path.open(newline="") as file:
             old = [r for r in csv.DictReader(file) if r["net"] != new[0]["net"]]
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
         writer.writeheader()
         writer.writerows([*old, *new])
 
@@ -182,7 +206,9 @@ def main() -> None:
     args = parser.parse_args()
     for net in args.nets:
         found = pooled(args.assets, net, args.cache, args.limit, args.pool, args.paper)
-        merge_rows(Halves(*found).rows())
+        halves = Halves(*found)
+        merge_rows(ROWS, FIELDS, halves.rows())
+        merge_rows(RIVALS, AGAINST, halves.rivals())
 
 
 if __name__ == "__main__":
