@@ -2,6 +2,7 @@
 
 Random weights, small images, one process per model. A failure is a row, not a crash; rows are kept in a JSON cache, so
 a sweep that was interrupted goes on, and rows made by other code than today's are made again (`--keep` keeps them).
+Rows of the page that the cache does not have stay on it, as rows of older code.
 """
 
 import argparse
@@ -332,6 +333,19 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read_page(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a page, so that what is swept in parts, or on several machines, makes one page."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 6 and ":" in cells[0] and cells[2].isdecimal():
+            spec, size, layers, rates, verdict, reason = cells
+            each = [[int(n) for n in rate.split("x")] for rate in rates.split()]
+            row = {"spec": spec, "size": size, "layers": int(layers), "rates": each, "verdict": verdict}
+            found[spec] = {**row, "reason": reason, "code": ""}
+    return found
+
+
 def _groups() -> dict[str, Callable[[str], bool]]:
     return {
         "torchvision": lambda s: s.startswith("torchvision:"),
@@ -366,7 +380,8 @@ def main() -> None:
         cache = {**latest, spec: new}
         options.cache.write_text(json.dumps(cache, indent=1))
         print(f"[{i}/{len(wanted)}] {spec}: {new['layers']} layers, {new['verdict']} {new['reason'][:160]}", flush=True)
-    rows = [cache[s] for s in wanted if s in cache]
+    known = {**read_page(options.out), **cache}
+    rows = [known[s] for s in wanted if s in known]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(table(rows, len(wanted)))
 

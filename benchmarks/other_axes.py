@@ -20,7 +20,7 @@ Size = tuple[int, ...]
 def specs() -> list[str]:
     out = [f"video:{n}" for n in VIDEO] + [f"signal:{n}" for n in SIGNAL]
     if importlib.util.find_spec("monai") is not None:
-        out += [f"monai:{n}:{axes}" for n in MONAI for axes in ((2, 3) if n not in ONLY_3D else (3,))]
+        out += [f"monai:{n}:{axes}" for n in MONAI for axes in ONLY.get(n, (2, 3))]
     if importlib.util.find_spec("dynamic_network_architectures") is not None:
         out += [f"nnunet:{n}:{axes}" for n in NNUNET for axes in (2, 3)]
     return out
@@ -30,8 +30,10 @@ def build(spec: str) -> tuple[nn.Module, list[Size], int]:
     """The model, input sizes to try, and channels."""
     library, name, *more = spec.split(":")
     if library == "video":
-        model = getattr(torchvision.models.video, name)(weights=None)
-        return model, [(16, 224, 224)] if name.startswith(("mvit", "s3d")) else [(8, 64, 64)], 3
+        # MViT's positions belong to a size; more of them prove nothing more
+        small = {"spatial_size": (64, 64), "temporal_size": 8} if name.startswith("mvit") else {}
+        model = getattr(torchvision.models.video, name)(weights=None, **small)
+        return model, [(16, 224, 224)] if name == "s3d" else [(8, 64, 64)], 3
     if library == "signal":
         return _signal(name), [(4000,)] if name != "resnet" else [(256,)], 1
     axes = int(more[0])
@@ -53,6 +55,9 @@ def _monai(name: str, **options: Any) -> Callable[[int], nn.Module]:
 _IO: dict[str, Any] = {"spatial_dims": lambda n: n, "in_channels": 1, "out_channels": 2}
 _SE = {"spatial_dims": lambda n: n, "in_channels": 1, "num_classes": 3}
 _LEVELS = {"channels": (4, 8, 16), "strides": (2, 2)}
+_LEVELS_EACH = {"channels": (4, 8, 16), "strides": (2, 2, 2)}
+_VIT = {"spatial_dims": lambda n: n, "in_channels": 1, "img_size": lambda n: (32,) * n, "patch_size": 8}
+_VIT |= {"hidden_size": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
 _DYN = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "filters": [4, 8, 16]}
 _B0 = {"pretrained": False}
 _RESNET = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 8, 16], "n_input_channels": 1}
@@ -78,9 +83,15 @@ MONAI: dict[str, Callable[[int], nn.Module]] = {
     "FlexibleUNet": _monai("FlexibleUNet", **_IO, **_B0, backbone="efficientnet-b0"),
     "AHNet": _monai("AHNet", layers=(1, 1, 1, 1), **_IO),
     "MedNeXtSmall": _monai("MedNeXtSmall", **_IO, init_filters=4),
+    "AutoEncoder": _monai("AutoEncoder", **_IO, **_LEVELS_EACH),
+    "RegUNet": _monai("RegUNet", **_IO, num_channel_initial=4, depth=2),
+    "Classifier": _monai("Classifier", in_shape=lambda n: (1, *(32,) * n), classes=3, **_LEVELS_EACH),
+    "ViT": _monai("ViT", **_VIT, classification=True, num_classes=3),
+    "ViTAutoEnc": _monai("ViTAutoEnc", **{**_VIT, "patch_size": 4}),
+    "Quicknat": _monai("Quicknat", num_classes=3, num_channels=1, num_filters=8),
     "DAF3D": _monai("DAF3D", in_channels=1, out_channels=2, visual_output=False),
 }
-ONLY_3D = {"DAF3D"}
+ONLY = {"DAF3D": (3,), "Quicknat": (2,)}
 
 
 # ---------------------------------------------------------------- nnU-Net

@@ -48,19 +48,22 @@ REFERENCE = {
 TOLERANCE = 1e-4  # of the largest logit: a rewriting beyond it is not exact
 
 
-def exact_plains(model: nn.Module, images: Tensor, compiled: bool) -> dict[str, Callable[[], Any]]:
+def exact_plains(
+    model: nn.Module, images: Tensor, compiled: bool, task: str = "classification"
+) -> dict[str, Callable[[], Any]]:
     """Ways to run the plain forward that give its logits to float rounding."""
-    last = images.to(memory_format=torch.channels_last)
+    layout = torch.channels_last if images.ndim == 4 else torch.channels_last_3d
+    last = images.to(memory_format=layout)
     with torch.no_grad():
         expected = model(images)
     ways: dict[str, tuple[nn.Module, Tensor]] = {
-        "channels last": (copy.deepcopy(model).to(memory_format=torch.channels_last), last)  # type: ignore[call-overload]
+        "channels last": (copy.deepcopy(model).to(memory_format=layout), last)  # type: ignore[call-overload]
     }
     folded = _folded(model)
     if folded is not None:
         ways["folded"] = (folded, images)
-        ways["folded, channels last"] = (copy.deepcopy(folded).to(memory_format=torch.channels_last), last)  # type: ignore[call-overload]
-    zero = unstride.enhance(model, images[:1], 2)
+        ways["folded, channels last"] = (copy.deepcopy(folded).to(memory_format=layout), last)  # type: ignore[call-overload]
+    zero = unstride.enhance(model, images[:1], 2, task=task)
     ways["packed"] = (zero.with_options(states=[zero.prepare(images).found.space.zero]), images)
     if compiled:
         torch._inductor.config.freezing = True  # weights packed at compile time: the fastest it can do

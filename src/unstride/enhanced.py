@@ -19,13 +19,13 @@ from unstride.errors import InputError, OptionError
 from unstride.graph.capture import check_images, wanted_axes
 from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
-from unstride.models.weights import place
+from unstride.models.weights import place, under_model
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
 from unstride.procedure.familiar import warn_states
 from unstride.procedure.gates import Stage
-from unstride.procedure.looks import Looked, Looking, matched_stages
+from unstride.procedure.looks import Looked, Looking, matched_stages, part_prices
 from unstride.procedure.options import Options
 from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
@@ -68,6 +68,7 @@ class Enhanced(nn.Module):
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
         self.training = False  # it always runs as in evaluation
+        self.register_load_state_dict_pre_hook(under_model)
 
     @property
     def task(self) -> str:
@@ -199,8 +200,9 @@ class Enhanced(nn.Module):
         sure = [torch.cat(parts) for parts in zip(*(r.sure for r in runs), strict=True)]
         spent = [m / runs[0].plain_macs for m in runs[0].spent]
         costs = [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
+        prices = part_prices(self.recipe.stages, costs, runs[0])
         stages = matched_stages(self.recipe.stages, runs) if self.task == "classification" else self.recipe.stages
-        found = calibrate(stages, sure, costs, cost)
+        found = calibrate(stages, sure, prices, cost)
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
 
@@ -224,7 +226,7 @@ class Enhanced(nn.Module):
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
             base = "paper"
-        base = get(base, self.task)
+        base = get(base, self.task, wanted_axes(self.model))
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
         preprocess = changes.pop("preprocess", self.preprocess)
         other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)

@@ -155,9 +155,10 @@ def _table(rows: list["Row"]) -> Any:
     shown: dict[str, str] = (
         {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
         if first.task == "classification"
-        else {"miou": "mIoU", "aacc": "aAcc", "macc": "mAcc"}
+        else {"miou": "mIoU", "dice": "Dice", "aacc": "aAcc", "macc": "mAcc"}
     )
-    percent = {"top1", "top5", "miou", "aacc", "macc"}
+    shown = {key: name for key, name in shown.items() if key in first.metrics}  # rows of older runs have no Dice
+    percent = {"top1", "top5", "miou", "dice", "aacc", "macc"}
     several = any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
     heads = [*(["views"] if several else []), "budget", *shown.values(), "gain", "+", "-", "MACs", "time", "verdict"]

@@ -35,7 +35,8 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Picture files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of a save_to_disk.",
+            help="Picture or volume (.nii.gz) files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of "
+            "a save_to_disk.",
             metavar="INPUT...",
         ),
     ],
@@ -120,7 +121,7 @@ def _task(task: str | None, loaded: "Loaded") -> str:
 
 def _answers(
     loaded: "Loaded",
-    opened: Iterator[tuple[str, "Image.Image", "Tensor"]],
+    opened: Iterator[tuple[str, Any, "Tensor"]],
     options: dict[str, Any],
     top: int,
     names: "_Names",
@@ -128,20 +129,25 @@ def _answers(
     """An answer for each image, with its picture where one is wanted."""
     import torch
 
+    from unstride.errors import OptionError
     from unstride.models.weights import place
     from unstride.show.answers import answer_of
     from unstride.show.style import save
     from unstride.views.canvas import Pictures
     from unstride.views.policies import IDENTITY
+    from unstride.views.volumes import Volume
 
     better: Enhanced | None = None
     for batch in _batches(opened, 1 if options["task"] == "segmentation" else TOGETHER):
         x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
         better = better or _enhanced(loaded.model, x[:1], options)
-        pictures = Pictures([image for _, image, _ in batch], loaded.preprocess, x, {IDENTITY: x})
-        for (name, image, tensor), prediction in zip(batch, better.explain(pictures), strict=True):
+        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
+        seen = Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x
+        for (name, image, tensor), prediction in zip(batch, better.explain(seen), strict=True):
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
+                if isinstance(image, Volume):
+                    raise OptionError(f"{name}: --plot draws pictures, and this is a volume; write masks with --out")
                 answer["plot"] = str(names.of(Path(name)))
                 figure = _picture(answer, Path(name), image, tensor, prediction, better, loaded)
                 if save(figure, Path(answer["plot"])) is None:
@@ -177,13 +183,11 @@ def _picture(
     return show.plot_classification(image, prediction, rates, loaded.classes, title)
 
 
-def _opened(
-    inputs: list[str], loaded: "Loaded", failed: dict[str, str]
-) -> Iterator[tuple[str, "Image.Image", "Tensor"]]:
+def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iterator[tuple[str, Any, "Tensor"]]:
     """Every picture that can be read, with what the network sees; the others go to `failed` by name."""
     from unstride.errors import DataError
     from unstride.predicting.inputs import entries
-    from unstride.views.images import open_image
+    from unstride.predicting.reading import open_either
 
     seen: set[str] = set()
     for argument in inputs:
@@ -196,7 +200,7 @@ def _opened(
                     continue
                 seen.add(real)
                 try:
-                    image = open_image(entry.fetch())
+                    image = open_either(entry.fetch())
                     yield name, image, loaded.preprocess(image)
                 except DataError as error:
                     failed[name] = str(error)
@@ -293,7 +297,7 @@ def _states_table(answer: dict[str, Any]) -> Any:
         table.add_column("its own answer")
         table.add_column("", justify="right")
     for s in answer["states"]:
-        text = "(" + " ".join("0" if not any(x) else f"{x[0]},{x[1]}" for x in s["state"]) + ")"
+        text = "(" + " ".join("0" if not any(x) else ",".join(map(str, x)) for x in s["state"]) + ")"
         cells = [*([escape(s["view"])] if views else []), text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
         table.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
     return table

@@ -23,12 +23,15 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml), for --recipe.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
     pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
-    objective: Annotated[str, typer.Option(help="likelihood or accuracy.")] = "likelihood",
+    objective: Annotated[str, typer.Option(help="likelihood, accuracy, or, of maps, miou.")] = "likelihood",
     guard: Annotated[
         float | None, typer.Option(help="Points: refuse a recipe that may lose more than that, with 95 % confidence.")
     ] = None,
     paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
     limit: Limit = None,
+    window: Annotated[
+        int | None, typer.Option(help="Pixels: larger pictures are tuned in such squares (maps).")
+    ] = None,
     weights: Weights = "default",
     cache: Annotated[Path | None, typer.Option(help="Folder for what the network said; a killed run goes on.")] = None,
     seed: Seed = 0,
@@ -56,8 +59,8 @@ def tune(
 
     assert data is not None
     tuned = find(
-        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, cache_dir=cache,
-        seed=seed, progress=True,
+        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, window=window,
+        cache_dir=cache, seed=seed, progress=True,
     )  # fmt: skip
     made = {}
     if out is not None:

@@ -15,8 +15,8 @@ The name is KIND:PATH:
     hf           saved by datasets' save_to_disk
     cityscapes   leftImg8bit/ and gtFine/
     ade20k       ADEChallengeData2016/: images/ and annotations/
-    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs; optional classes.txt with a
-                 name per line, and ignore.txt with the value of pixels without a label
+    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs, or volumes (.nii, .nii.gz);
+                 optional classes.txt with a name per line, and ignore.txt with the value of pixels without a label
 
 or `sample` and `sample-segmentation`, the embedded ones. Listing is quick; an image is decoded when it is read, so that
 a damaged one is an error (DataError, with its name) of that item only.

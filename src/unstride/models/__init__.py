@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from unstride.errors import ArtefactError, OptionError, SpecError, UnstrideError
+from unstride.graph.capture import wanted_axes
 from unstride.graph.twin import evaluating
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint, close_to, first_line
@@ -98,7 +99,9 @@ class Loaded:
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:
-        """The same; where nobody said how images are prepared, a segmenter sees them whole."""
+        """The same; where nobody said how images are prepared, a segmenter sees them whole, volumes are taken as is."""
+        if self.preprocess == Preprocess() and wanted_axes(self.model) == 3:
+            return replace(self, preprocess=Preprocess(None, None, (0.0,), (1.0,), channels="L"))
         if task == "segmentation" and self.preprocess == Preprocess():
             return replace(self, preprocess=Preprocess(resize=None, crop=None))
         return self

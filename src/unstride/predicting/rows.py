@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from unstride.jobs.outputs import write_whole
 from unstride.predicting.reading import Ready
 from unstride.procedure.aggregate import two_class
-from unstride.procedure.prediction import Prediction
+from unstride.procedure.prediction import Prediction, at_size
 from unstride.show.answers import answer_of, class_map
 from unstride.show.segmentation import palette
+from unstride.views.volumes import volume_bytes, volume_stem
 
 DIGITS = 6
 Row = dict[str, Any]
@@ -86,22 +87,29 @@ class Columns:
         return ["picture", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
 
 
-def at_size(p: Prediction, size: tuple[int, int]) -> Prediction:
+def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:
     """A segmentation's answers over the picture's own pixels."""
 
     def over(logits: Tensor) -> Tensor:
-        logits = two_class(logits[None]).float()
-        same = tuple(logits.shape[-2:]) == size
-        return (logits if same else interpolate(logits, size, mode="bilinear", align_corners=False))[0]
+        return at_size(two_class(logits[None]).float(), size)[0]
 
     return replace(p, logits=over(p.logits), plain=over(p.plain))
 
 
 def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]) -> str:
-    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes); its name below `folder`."""
+    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes), or as a .nii.gz that lies where
+    the volume does; its name below `folder`.
+    """
     seen, count = class_map(p.logits), max(2, p.logits.shape[0])
-    stem = re.sub(r"[^\w.-]+", "-", Path(ready.name).stem)[-80:]
-    name = f"{ready.part:06d}/{ready.index:09d}-{stem}.png"
+    stem = Path(ready.name).stem if ready.frame is None else volume_stem(Path(ready.name))
+    stem = re.sub(r"[^\w.-]+", "-", stem)[-80:]
+    name = f"{ready.part:06d}/{ready.index:09d}-{stem}{'.png' if ready.frame is None else '.nii.gz'}"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / name, _png(seen, count, classes) if ready.frame is None else volume_bytes(seen, ready.frame))
+    return name
+
+
+def _png(seen: NDArray[np.int64], count: int, classes: Sequence[str]) -> bytes:
     if count <= 256:
         image = Image.fromarray(seen.astype(np.uint8), "L")
         image.putpalette(palette(tuple(classes), count).round().astype(np.uint8).tobytes())
@@ -109,6 +117,4 @@ def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]
         image = Image.fromarray(seen.astype(np.uint16))
     stream = io.BytesIO()
     image.save(stream, "PNG")
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / name, stream.getvalue())
-    return name
+    return stream.getvalue()

@@ -36,13 +36,12 @@ from unstride.models import load as load_model
 from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
 from unstride.predicting.parts import PART, Parts, check_out, write_table
-from unstride.predicting.reading import BYTES, Preparing, Reader, Ready
-from unstride.predicting.rows import Columns, Row, at_size, write_mask
+from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
+from unstride.predicting.rows import Columns, Row, over_picture, write_mask
 from unstride.procedure.prediction import Prediction
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
-from unstride.views.images import open_image
 from unstride.views.policies import IDENTITY
 
 BATCH = {"classification": 32, "segmentation": 1}
@@ -112,8 +111,8 @@ def predict(
 ) -> Predicted:
     """A row for every picture in `out` (.jsonl, .csv or .parquet); for segmentation, a mask file for each as well.
 
-    inputs     picture files, folders, "@list.txt" (a path on each line, relative to the list), tar shards of
-               WebDataset, folders of a Hugging Face `save_to_disk`
+    inputs     picture or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
+               shards of WebDataset, folders of a Hugging Face `save_to_disk`
     top        classes in each row
     options    what `enhance` takes: recipe, budget, ...
 
@@ -182,7 +181,7 @@ def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
     """The first picture that can be read, as the network sees it."""
     for entry in islice(entries(inputs), _TRIED):
         try:
-            return loaded.preprocess(open_image(entry.fetch()))[None]
+            return loaded.preprocess(open_either(entry.fetch()))[None]
         except (DataError, OSError):
             continue
     return loaded.example()
@@ -311,7 +310,7 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
-    p = at_size(p, ready.size)
+    p = over_picture(p, ready.size)
     return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
 
 

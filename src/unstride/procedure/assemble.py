@@ -163,7 +163,8 @@ def looked_predictions(looked: Looked, final: Tensor) -> list[Prediction]:
     for i, visited in enumerate(own):
         total = sum(v.weight for v in visited)
         shares = tuple(replace(v, weight=v.weight / total) for v in visited)
-        agreement, mutual = compare_states([v.logits for v in visited], final[i], [(0, 0)] * len(visited))
+        still = [(0,) * (final.ndim - 2)] * len(visited)  # looks are brought back over the plain one before
+        agreement, mutual = compare_states([v.logits for v in visited], final[i], still)
         macs, stopped = looked.macs[i], looked.stopped[i]
         first = visited[0].logits
         found = Prediction(final[i], first, shares, (), macs, looked.plain_macs, agreement, mutual, stopped)

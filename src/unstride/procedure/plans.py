@@ -77,15 +77,15 @@ class Plans(dict[Key, Plan]):
         try:
             return call(images), images, None
         except ModelRaised as error:
-            padded, crop = _padded(images) if self.setup[0] == "segmentation" else (images, None)
+            more, crop = padded(images) if self.setup[0] == "segmentation" else (images, None)
             if crop is None:
                 raise
             try:
-                return call(padded), padded, crop
+                return call(more), more, crop
             except ModelRaised:
                 raise InputError(
                     f"the model does not take images of {by(images.shape[2:])} ({error}); padding to "
-                    f"{by(padded.shape[2:])} did not help: "
+                    f"{by(more.shape[2:])} did not help: "
                     "resize or pad them to a size the model accepts"
                 ) from error
 
@@ -140,12 +140,12 @@ def check_run(max_bytes: Any, optimise: Any) -> None:
         raise OptionError(f"optimise: got {optimise!r}, wanted one of {', '.join(map(repr, OPTIMISE))}")
 
 
-def _padded(images: Tensor) -> tuple[Tensor, Crop]:
+def padded(images: Tensor) -> tuple[Tensor, Crop]:
     """Images padded to a multiple of 32, and the share of each axis that is theirs; None if that is all."""
     size = images.shape[2:]
     more = [-n % MULTIPLE for n in size]
     if not any(more):
         return images, None
     sides = [side for k in reversed(more) for side in (0, k)]
-    padded = F.pad(images, sides, mode="replicate" if min(size) > 1 else "constant")
-    return padded, tuple(n / (n + k) for n, k in zip(size, more, strict=True))
+    filled = F.pad(images, sides, mode="replicate" if min(size) > 1 else "constant")
+    return filled, tuple(n / (n + k) for n, k in zip(size, more, strict=True))

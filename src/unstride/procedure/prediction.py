@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import agreement, top_class, two_class
@@ -115,6 +116,13 @@ def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequen
 
 def _entropy(p: Tensor) -> Tensor:
     return -(p * p.clamp(min=1e-12).log()).sum(0)
+
+
+def at_size(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Maps (B, K, h, w) over `size` pixels: of signals, pictures or volumes."""
+    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
+    same = tuple(maps.shape[2:]) == tuple(size)
+    return maps if same else interpolate(maps, tuple(size), mode=mode, align_corners=False)
 
 
 def cropped(leaf: Any, crop: Sequence[float] | None) -> Any:

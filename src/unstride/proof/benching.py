@@ -50,7 +50,7 @@ class BenchRow:
 
     budget: int
     batch: int
-    image: tuple[int, int]
+    image: tuple[int, ...]
     learned: bool
     time: float
     macs: float
@@ -269,7 +269,7 @@ def measure(
         BenchRow(
             budget=b,
             batch=len(images),
-            image=(int(images.shape[2]), int(images.shape[3])),
+            image=tuple(int(n) for n in images.shape[2:]),
             learned=better.recipe.aggregate == "attention",
             time=times[f"ours {b}"],
             macs=work[b],
@@ -310,7 +310,8 @@ def _growth(better: Enhanced, example: Tensor, kind: str, batches: Sequence[int]
     sides = sorted({max(32, round(example.shape[2] * scale / 32) * 32) for scale in (0.5, 0.75, 1.0, 1.5)})
     found: list[BenchRow] = []
     for side in sides:
-        images = torch.randn(1, example.shape[1], side, side, generator=_seed()).to(example)
+        size = [side] * (example.ndim - 2)
+        images = torch.randn(1, example.shape[1], *size, generator=_seed()).to(example)
         try:
             found += rows(images, (10,))
         except Exception:  # many transformers take one size only; what the model says is of no use here
@@ -325,6 +326,8 @@ def _call(module: nn.Module, images: Tensor) -> Call:
 
 def _tta_calls(better: Enhanced, images: Tensor, budgets: Sequence[int]) -> dict[int, Call]:
     """Test-time augmentation with as many views as each budget has states, where its policy has so many."""
+    if images.ndim != 4:  # policies are of pictures
+        return {}
     wide = _noise(images, len(images), _MARGIN) if better.task == "classification" else images
     found = {b: _tta(better, b, (int(images.shape[2]), int(images.shape[3]))) for b in budgets}
     return {b: _call(augmented, wide) for b, augmented in found.items() if augmented is not None}
@@ -345,8 +348,8 @@ def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:
 
 def _noise(example: Tensor, count: int, scale: float = 1.0) -> Tensor:
     """(count, C, H, W) like the example, the same each time."""
-    height, width = (round(side * scale) for side in example.shape[2:])
-    return torch.randn(count, example.shape[1], height, width, generator=_seed()).to(example)
+    size = [round(side * scale) for side in example.shape[2:]]
+    return torch.randn(count, example.shape[1], *size, generator=_seed()).to(example)
 
 
 def _seed() -> torch.Generator:

@@ -18,6 +18,7 @@ from unstride.geometry.report import Report
 from unstride.jobs.outputs import check_file, write_whole
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.prediction import at_size
 from unstride.proof.rows import Row
 from unstride.proof.shards import Array, Shard
 from unstride.proof.words import advice, doubts, measure, setting, stated
@@ -38,14 +39,15 @@ from unstride.show.html import (
     render_report,
 )
 from unstride.show.segmentation import strip
+from unstride.views.volumes import Volume
 
 EXAMPLES = {"classification": 7, "segmentation": 3}  # of each kind
 SIDE = 240  # pixels of a thumbnail
 COLUMNS = {
     "classification": (("top-1", "top1"), ("top-5", "top5"), ("NLL", "nll"), ("ECE", "ece"), ("Brier", "brier")),
-    "segmentation": (("mIoU", "miou"), ("aAcc", "aacc"), ("mAcc", "macc")),
+    "segmentation": (("mIoU", "miou"), ("Dice", "dice"), ("aAcc", "aacc"), ("mAcc", "macc")),
 }
-PERCENT = ("top1", "top5", "miou", "aacc", "macc")
+PERCENT = ("top1", "top5", "miou", "dice", "aacc", "macc")
 
 
 def check_report(path: Path) -> None:
@@ -104,7 +106,7 @@ def _facts(rows: Sequence[Row], name: str) -> tuple[tuple[str, str], ...]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    shown = COLUMNS[rows[0].task]
+    shown = [(name, key) for name, key in COLUMNS[rows[0].task] if key in rows[0].metrics]  # older rows have no Dice
     what = "images" if rows[0].task == "classification" else "pixels"
     heads = ("setting", shown[0][0], "gain, points", f"{what}: corrected / corrupted", "MACs", "time")
     cells = []
@@ -190,8 +192,8 @@ def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
 
 def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
     image, label = job.dataset[index].read()
+    assert isinstance(label, int) and not isinstance(image, Volume)  # only masks come with volumes
     image.thumbnail((SIDE, SIDE))
-    assert isinstance(label, int)
     seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
     truth, was, now = (class_name(job.dataset.classes, k) for k in (label, *seen))
     return Thumbnail(image, f"{truth}: {was} → {now}", mark)
@@ -204,9 +206,9 @@ def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thum
     logits = _answers(job, index, which)
     maps = [np.asarray(truth, np.int64)]
     for one in logits:
-        scores = two_class(one[None]).float()
-        if scores.shape[-2:] != truth.shape:
-            scores = torch.nn.functional.interpolate(scores, truth.shape, mode="bilinear", align_corners=False)
-        maps.append(class_map(scores[0]))
+        maps.append(class_map(at_size(two_class(one[None]).float(), truth.shape)[0]))
+    if isinstance(image, Volume):
+        middle = image.size[-1] // 2
+        image, maps = image.slice(middle), [one[..., middle] for one in maps]
     count = max(2, logits[0].shape[0])
     return Thumbnail(strip(image, maps, job.dataset.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

@@ -46,7 +46,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 class Row:
     """One setting (states per image, views per image) of one run. Shares are in 0..1.
 
-    metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, aacc, macc, and iou by class; of both
+    metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, dice, aacc, macc, iou by class; both:
                  chance, what guessing one of the model's classes reaches
     gain         over the plain network: gain, low, high (95 % paired bootstrap), images (pixels) corrected, corrupted
     macs         MACs of an image as a multiple of `plain_macs`, a plain forward's

@@ -80,7 +80,8 @@ def _segmentation(values: Any, classes: Sequence[str], seed: int) -> Measured:
         found = metrics.summarise_areas(areas[:, k].sum(0))
         names = classes if len(classes) == len(found.iou) else [str(c) for c in range(len(found.iou))]
         iou = {name: None if math.isnan(v) else v for name, v in zip(names, found.iou, strict=True)}
-        measured.append({"miou": found.miou, "aacc": found.aacc, "macc": found.macc, "iou": iou})
+        means = {"miou": found.miou, "dice": found.dice, "aacc": found.aacc, "macc": found.macc}
+        measured.append({**means, "iou": iou})
 
     def compare(a: int, b: int) -> Gain:
         changed = tuple(map(int, flips[b])) if a == 0 else (0, 0)  # pixels are counted against the plain network

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from unstride.data import Dataset
 from unstride.enhanced import Enhanced
@@ -23,6 +23,7 @@ from unstride.jobs.distributed import World
 from unstride.jobs.progress import progress as show_progress
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.prediction import at_size
 from unstride.proof import metrics
 from unstride.proof.runner import Runner
 from unstride.proof.shards import Array, Shard
@@ -139,7 +140,7 @@ def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
         try:
             picture, target = item.read()
             wide = None if job.wide is None else job.wide(picture)
-            kept = picture if job.better.recipe.stages else None
+            kept = picture if job.better.recipe.stages and isinstance(picture, Image.Image) else None
             return _Image(index, item.id, job.dataset.preprocess(picture), wide, target, kept)
         except (DataError, OSError) as error:
             return f"{item.id}: {error}"
@@ -208,11 +209,8 @@ def _segmented(logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[s
             scores = two_class(one[k : k + 1])
             if not bool(torch.isfinite(scores).all()):
                 raise InputError("logits are not finite; half precision may have overflowed, try float32")
-            if scores.shape[-2:] != image.target.shape:
-                scores = nn.functional.interpolate(
-                    scores.float(), image.target.shape, mode="bilinear", align_corners=False
-                )
-            maps.append(scores.argmax(1)[0].cpu())
+            same = scores.shape[2:] == image.target.shape
+            maps.append((scores if same else at_size(scores.float(), image.target.shape)).argmax(1)[0].cpu())
         classes = max(2, logits[0].shape[1])
         areas = [metrics.areas(metrics.confusion(one, image.target, classes)) for one in maps]
         flips = [metrics.changed(maps[0], one, image.target) for one in maps]

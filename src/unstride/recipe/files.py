@@ -132,7 +132,8 @@ def to_data(recipe: Recipe) -> dict[str, Any]:
 def _plain_stage(stage: Stage) -> dict[str, Any]:
     data: dict[str, Any] = {"views": [v.spec() for v in stage.views], "states": stage.states}
     if stage.gate is not None:
-        data["gate"] = {k: v for k, v in asdict(stage.gate).items() if v is not None}
+        gate = {k: v for k, v in asdict(stage.gate).items() if v is not None}
+        data["gate"] = gate if "tile" in gate else {k: v for k, v in gate.items() if k != "context"}
     return data | {k: list(v) for k in ("weights", "temperatures") if (v := getattr(stage, k))}
 
 
@@ -148,7 +149,7 @@ def from_data(data: dict[str, Any]) -> Recipe:
             raise OptionError(f"stop: wanted one of {', '.join(_STOPS)}")
         stop = rule(**stop)
     values = {name: _tuples(value) for name, value in data.items()}
-    base = Recipe(stages=stages, stop=stop)
+    base = Recipe(task=values.pop("task", "classification"), stages=stages, stop=stop)
     return replace(base, **values) if set(values) <= {f.name for f in fields(Recipe)} else base.changed(**values)
 
 

@@ -2,12 +2,15 @@
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import Gate, Stage
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
+
+SIGNAL_STATES = "near:3"  # plain among them
 
 
 def _looks(*views: str, gate: Gate | None = None) -> Stage:
@@ -25,8 +28,13 @@ def _multiscale(task: str) -> Recipe:
     return Recipe("multiscale-flip", task, (_looks("plain", "mirror", *views),), merge=_merge(task))
 
 
-def _default(task: str) -> Recipe:
-    again = _looks("mirror", gate=Gate("margin", below=0.5)) if task == "classification" else _looks("mirror")
+def _default(task: str, axes: int = 2) -> Recipe:
+    """Once more where the network is not sure: mirrored left to right, or, as a signal has no mirror, in near states.
+
+    A recording that runs backwards is another recording; clips and volumes are mirrored along their last axis only.
+    """
+    gate = Gate("margin", below=0.5) if task == "classification" else None
+    again = Stage(states=SIGNAL_STATES, gate=gate) if axes == 1 else _looks("mirror", gate=gate)
     return Recipe("default", task, (_looks("plain"), again), merge=_merge(task))
 
 
@@ -44,15 +52,17 @@ PRESETS: dict[str, Callable[[str], Recipe]] = {
 }
 
 
-def get(name: str | Path | Recipe, task: str | None = None) -> Recipe:
+def get(name: str | Path | Recipe, task: str | None = None, axes: int = 2) -> Recipe:
     """A preset by its name, a recipe from its file, or a Recipe as it is.
 
-    Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`.
+    Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`. `axes`: of what the
+    model takes; the default of signals (1) is another one.
     """
     if isinstance(name, Recipe):
         recipe = name
     elif str(name) in PRESETS:
-        return PRESETS[str(name)](task or "classification")
+        make = partial(_default, axes=axes) if str(name) == "default" else PRESETS[str(name)]
+        return make(task or "classification")
     elif Path(name).suffix in (".toml", ".json"):
         from unstride.recipe.files import read
 

@@ -18,7 +18,7 @@ from typing import Any
 from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import BORDERS
-from unstride.procedure.gates import Stage
+from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.procedure.stopping import Stop
 from unstride.procedure.tasks import SPACES, TASKS
@@ -119,6 +119,7 @@ class Recipe:
             raise OptionError(
                 "the first stage is for every image, so it has no gate, and it begins with the plain view"
             )
+        self._check_gates([s.gate for s in self.stages if s.gate is not None])
         if self.criterion == "learned" and self.aggregate != "attention":
             raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
         if self.task == "segmentation" and self.aggregate == "attention":
@@ -127,6 +128,15 @@ class Recipe:
             )
         if self.align == "stitch" and (self.task != "segmentation" or self.aggregate == "max"):
             raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
+
+    def _check_gates(self, gates: list[Gate]) -> None:
+        tiles = {gate.tile for gate in gates}
+        if self.task != "segmentation" and tiles - {None}:
+            raise OptionError("gate: tile is for segmentation, where an answer has places; leave it out")
+        if len(tiles) > 1:
+            raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole pictures")
+        if self.task == "segmentation" and any(gate.by == "agreement" for gate in gates):
+            raise OptionError("gate: in segmentation it is by margin, probability or entropy, not by agreement")
 
     def changed(self, **changes: Any) -> Recipe:
         """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""

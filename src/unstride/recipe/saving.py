@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from unstride.errors import ArtefactError, OptionError
+from unstride.graph.capture import wanted_axes
 from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
 from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.aggregate import Attention
@@ -98,7 +99,7 @@ def opened(
             beside = Path(str(recipe)).parent / written.recipe.fitted
             kept = replace(kept, attention=read_saved(beside, model).attention)
     else:
-        kept = Saved(get(recipe, task), None, None)
+        kept = Saved(get(recipe, task, wanted_axes(model)), None, None)
     return replace(kept, recipe=get(kept.recipe, task), preprocess=preprocess or kept.preprocess)
 
 

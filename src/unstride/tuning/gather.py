@@ -26,6 +26,7 @@ from unstride.tuning.pool import Pool, Work
 from unstride.tuning.timing import estimate
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Volume
 
 KIND = "looks"
 SHARD = 64  # pictures
@@ -64,7 +65,8 @@ def parts(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
                     print(f"left out: {item.id}: {error}")
             if read:
                 key = hashlib.sha256(repr((data.fingerprint(), [r[0] for r in read])).encode()).hexdigest()[:24]
-                source = Pictures([r[1] for r in read], data.preprocess, like)
+                pictures = [r[1] for r in read if not isinstance(r[1], Volume)]  # volumes have masks, not classes
+                source = Pictures(pictures, data.preprocess, like)
                 yield Part(key, source, torch.tensor([int(r[2]) for r in read]))
         return
     for batch in data:

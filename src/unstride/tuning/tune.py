@@ -24,9 +24,12 @@ from unstride.procedure.gates import Stage
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
-from unstride.tuning.certificate import Certificate, certify, in_sequence
+from unstride.tuning.certificate import Certificate, certify, in_sequence, verdict
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
 from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.pixels import scenes
+from unstride.tuning.pool import Pool
+from unstride.tuning.scenes import tune_scenes
 from unstride.tuning.simulate import simulate
 from unstride.tuning.timing import timed
 from unstride.tuning.tuned import Line, Tuned
@@ -43,12 +46,14 @@ def tune(
     data: str | Dataset | Iterable[Any],
     cost: float = 2.0,
     *,
+    task: str | None = None,
     pool: str = "medium",
     objective: str = "likelihood",
     guard: float | None = None,
     frontier: bool = True,
     paper: bool = True,
     limit: int | None = None,
+    window: int | None = None,
     weights: str = "default",
     cache_dir: str | Path | None = None,
     seed: int = 0,
@@ -60,16 +65,29 @@ def tune(
 
     cost       mean cost of a picture, in plain forwards, that must not be exceeded
     data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels)
+    task       classification, or segmentation; by default what the data is labelled for
     pool       small, medium or large: how many looks are tried
-    objective  likelihood, or accuracy
+    objective  likelihood, accuracy, or, in segmentation, miou
+    window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
     guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
+    model, data = _loaded(model, data, weights, limit)
+    ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
+    if (task or (data.task if isinstance(data, Dataset) else "classification")) == "segmentation":
+        seen = list(scenes(data, _like(model), window))
+        if not seen:
+            raise DataError("the data has no picture")
+        better = _plain(model, seen[0].source, data, "segmentation")
+        return tune_scenes(better, seen, ceilings, pool, objective, guard, cache_dir, seed, progress)
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)}")
-    better, given = _ready(model, data, weights, limit)
+    given = list(parts(data, _like(model)))
+    if not given:
+        raise DataError("the data has no picture")
+    better = _plain(model, given[0].source, data, "classification")
     if any(p.labels is None for p in given):
         raise DataError("tuning needs labels: give (images, labels); without, better.calibrate(pictures, cost=...)")
     units = candidates(given[0].source, pool, better.task)
@@ -80,32 +98,32 @@ def tune(
     if len(found.pool) < LEAST:
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
-    ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
     return Tuning(found, kept, better, objective, seed, given[0].source).tuned(ceilings, cost, guard)
 
 
-def _ready(
+def _loaded(
     model: str | Loaded | nn.Module, data: str | Dataset | Iterable[Any], weights: str, limit: int | None
-) -> tuple[Enhanced, list[Any]]:
+) -> tuple[nn.Module, Dataset | Iterable[Any]]:
     loaded = load_model(model, weights) if isinstance(model, str) else model
-    module = loaded.model if isinstance(loaded, Loaded) else loaded
     if isinstance(data, str):
         if not isinstance(loaded, Loaded):
             raise OptionError(
                 f"data: got the name {data!r} with a module, whose preprocessing is not known; load the data"
             )
         data = load_data(data, loaded.preprocess, None, limit, classes=loaded.classes or None)
-    if isinstance(data, Dataset) and data.task != "classification":
-        raise OptionError(f"{data.name} is labelled for {data.task}; tune chooses for classification so far")
-    like = next((p.detach() for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
-    given = list(parts(data, like.new_zeros(())))
-    if not given:
-        raise DataError("the data has no picture")
+    return loaded.model if isinstance(loaded, Loaded) else loaded, data
+
+
+def _like(model: nn.Module) -> Tensor:
+    """Device and type of what the model takes."""
+    return next((p.detach() for p in model.parameters() if p.is_floating_point()), torch.zeros(())).new_zeros(())
+
+
+def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
+    if isinstance(model, Enhanced):
+        return model.with_options(recipe="plain")
     preprocess = data.preprocess if isinstance(data, Dataset) else None
-    if isinstance(module, Enhanced):
-        return module.with_options(recipe="plain"), given
-    example = given[0].source.rows([0]).see(IDENTITY)
-    return enhance(module, example, recipe="plain", preprocess=preprocess), given
+    return enhance(model, source.rows([0]).see(IDENTITY), recipe="plain", task=task, preprocess=preprocess)
 
 
 class Tuning:
@@ -139,13 +157,13 @@ class Tuning:
         for ceiling in ceilings:
             logits, costs, warm = self._crossed(ceiling)
             choice = choose(self.pool, self.units, ceiling, self.objective, self.seed)
-            frontier[ceiling] = self._recipe(choice, f"tuned for {ceiling:g}")
+            frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
             line = self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm)
             lines.append(line)
             proofs.append(line.certificate)
         proof, recipe = proofs[-1], frontier[cost]
-        verdict = self._verdict(proof, recipe, in_sequence(proofs), list(ceilings), guard)
+        words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), list(ceilings), guard)
         if guard is not None and 100 * proof.low < -guard:
             recipe = get("plain").changed(name="guarded")
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
@@ -156,8 +174,13 @@ class Tuning:
         better = self.better.with_options(recipe=recipe)
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
         run |= {r.name: r for r in frontier.values()}
-        lines = self._timed(lines, run)
-        return Tuned(recipe, spent, frontier, tuple(lines), proof, verdict, better, self.pool, notes, held[cost])
+        return Tuned(
+            recipe, spent, frontier, tuple(self._timed(lines, run)), proof, words, better, self.pool, notes,
+            held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
+        )  # fmt: skip
+
+    def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
+        return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
 
     def _timed(self, lines: Sequence[Line], recipes: dict[str, Recipe]) -> list[Line]:
         """The lines with the time that their recipes take here."""
@@ -207,19 +230,8 @@ class Tuning:
         done = simulate(self.pool, stages)
         return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
 
-    def _recipe(self, choice: Choice, name: str) -> Recipe:
-        stages = stages_of(choice, self.pool)
-        temperature = fit_temperature(simulate(self.pool, stages, choice.merge).logits, self.labels)
+    def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
+        assert pool.labels is not None
+        stages = stages_of(choice, pool)
+        temperature = fit_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
         return Recipe(name, self.better.task, stages, choice.merge, temperature)
-
-    def _verdict(
-        self, proof: Certificate, recipe: Recipe, shown: int, ceilings: list[float], guard: float | None
-    ) -> str:
-        if guard is not None and 100 * proof.low < -guard:
-            return f"leave it alone: {proof}, which is more than the guard of {guard:g} points allows"
-        if len(recipe.stages) < 2:
-            return "leave it alone: no look was surely better than plain on these pictures (only a temperature was set)"
-        if shown == len(ceilings):
-            return f"use it: {proof}"
-        known = f"; shown to be better up to a cost of {ceilings[shown - 1]:g}" if shown else ""
-        return f"not proved: {proof}{known}"
