@@ -34,6 +34,7 @@ from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Volume
 
 KIND = "pixels"
 
@@ -73,6 +74,8 @@ def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
             except (DataError, OSError) as error:
                 print(f"left out: {item.id}: {error}")
                 continue
+            if isinstance(image, Volume):
+                raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
             key = hashlib.sha256(repr((data.fingerprint(), item.id)).encode()).hexdigest()[:24]
             yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask))
         return
