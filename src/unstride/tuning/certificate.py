@@ -106,8 +106,12 @@ def _solve(f: Callable[[float], float], wanted: float, falling: bool = False) ->
 
 
 def in_sequence(certificates: list[Certificate]) -> int:
-    """How many, from the first on, are shown to be better before one is not."""
-    return next((i for i, c in enumerate(certificates) if not c.better), len(certificates))
+    """How many, from the first on, are shown to be better before one is not.
+
+    Where no answer changes, as with plain, nothing is claimed, so nothing is tested, and the sequence goes on.
+    """
+    tested = ((i, c) for i, c in enumerate(certificates) if c.corrected + c.corrupted)
+    return next((i for i, c in tested if not c.better), len(certificates))
 
 
 def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float], guard: float | None) -> str:
