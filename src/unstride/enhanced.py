@@ -190,9 +190,11 @@ class Enhanced(nn.Module):
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
-        """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
+        """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
         with self._cast(source):
+            if not self.recipe.stages:
+                return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
