@@ -27,7 +27,7 @@ SCENES = 10
 
 GIVEN, TUNED = "given", "tuned"
 RECIPES = {
-    "default": "default: looks again where it is not sure",
+    "default": "default: what unstride does by itself",
     "plain": "plain: the network as it came",
     "flip": "flip: the mirror image, too",
     "multiscale-flip": "multiscale-flip: larger and smaller, mirrored",

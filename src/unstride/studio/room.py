@@ -142,10 +142,9 @@ class Studio:
         if asked not in recipes:
             raise InputError(f"there is no recipe {asked[:20]!r} for this model; reload the page")
         body = picture if isinstance(picture, bytes) else self._uploads.get(picture)
-        if body is None and picture not in self.samples[model]:
-            raise InputError(
-                f"the picture {picture[:20]!r} is not here (any more); choose it again, or reload the page"
-            )
+        if isinstance(picture, str) and body is None and picture not in self.samples[model]:
+            told = picture[:20]
+            raise InputError(f"the picture {told!r} is not here (any more); choose it again, or reload the page")
         name = f"upload-{hashlib.sha256(picture).hexdigest()[:16]}" if isinstance(picture, bytes) else picture
 
         def compute() -> dict[str, Any]:
