@@ -294,8 +294,8 @@ class Enhanced(nn.Module):
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            asked = (self.recipe.stages, self.recipe.merge, explain, gated, TASKS[self.task])
-            looked = Looking(self.plans.once(), at_once, *asked).run(source)
+            recipe, task = self.recipe, TASKS[self.task]
+            looked = Looking(self.plans.once(), at_once, recipe.stages, recipe.merge, explain, gated, task).run(source)
         return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:
