@@ -190,9 +190,11 @@ class Enhanced(nn.Module):
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
-        """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
+        """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
         with self._cast(source):
+            if not self.recipe.stages:
+                return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
@@ -292,8 +294,8 @@ class Enhanced(nn.Module):
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            asked = (self.recipe.stages, self.recipe.merge, explain, gated, TASKS[self.task])
-            looked = Looking(self.plans.once(), at_once, *asked).run(source)
+            recipe, task = self.recipe, TASKS[self.task]
+            looked = Looking(self.plans.once(), at_once, recipe.stages, recipe.merge, explain, gated, task).run(source)
         return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:

@@ -54,6 +54,7 @@ from unstride.proof.work import Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA, methods
+from unstride.views.images import Preprocess
 
 
 def evaluate(
@@ -103,16 +104,8 @@ def evaluate(
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     _check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets)
-    wide = None
-    if not isinstance(tta, str | TTA | None):
-        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
-    methods.get(tta_method)
-    if isinstance(tta, str):
-        assert dataset.preprocess is not None
-        tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
-    if tta is not None and len(tta.used) < 2:
-        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or by.batch, seed)
+    views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
+    job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
@@ -153,6 +146,22 @@ def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> Non
         check_report(Path(report))
     if out is not None:
         check_folder(out, "out")
+
+
+def _views(
+    tta: str | TTA | None, method: str, better: Enhanced, preprocess: Preprocess | None, seed: int
+) -> tuple[TTA | None, Preprocess | None]:
+    """The augmentation that was asked for, and the preprocessing that leaves its crops their room."""
+    if not isinstance(tta, str | TTA | None):
+        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
+    methods.get(method)
+    wide = None
+    if isinstance(tta, str):
+        assert preprocess is not None
+        tta, wide = make_tta(tta, method, better, preprocess, seed)
+    if tta is not None and len(tta.used) < 2:
+        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
+    return tta, wide
 
 
 def _asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool, Work
+from unstride.tuning.timing import estimate
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.policies import IDENTITY, View
 from unstride.views.volumes import Volume
@@ -128,6 +130,9 @@ def gather(
     def look(source: Source) -> dict[str, Tensor]:
         return {"logits": look_at(better, source, looks), **(_paper(better, source) if paper else {})}
 
+    if show and us.leads:
+        count = sum(len(part.source) for part in given)
+        print(estimate(better, given[0].source, looks, work, count, paper), file=sys.stderr, flush=True)
     stored = _shards(look, name, given, folder, us, "looking" if show else "")
     labels = torch.cat([p.labels for p in given])
     pool = Pool(looks, torch.cat([s["logits"] for s in stored], 1), labels, work)

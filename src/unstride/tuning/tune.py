@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import task_named
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
@@ -31,6 +32,7 @@ from unstride.tuning.pixels import scenes
 from unstride.tuning.pool import Pool
 from unstride.tuning.scenes import tune_scenes
 from unstride.tuning.simulate import simulate
+from unstride.tuning.timing import timed
 from unstride.tuning.tuned import Line, Tuned
 from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY
@@ -110,7 +112,7 @@ def tune(
     if len(found.pool) < LEAST:
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
-    return Tuning(found, kept, better, objective, seed, beside).tuned(ceilings, cost, guard)
+    return Tuning(found, kept, better, objective, seed, beside, given[0].source).tuned(ceilings, cost, guard)
 
 
 def _loaded(
@@ -161,9 +163,10 @@ class Tuning:
         objective: str,
         seed: int,
         beside: Mapping[str, tuple[Tensor, Tensor]],
+        source: Source | None = None,
     ) -> None:
         self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed, self.beside = objective, seed, beside
+        self.objective, self.seed, self.beside, self.source = objective, seed, beside, source
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
@@ -171,7 +174,8 @@ class Tuning:
 
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
-        lines += [self._fixed(name, units) for name, units in usual(self.units).items()]
+        fixed = {name: self._stages(units) for name, units in usual(self.units).items()}
+        lines += [self._fixed(name, stages, usual(self.units)[name]) for name, stages in fixed.items()]
         lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
@@ -192,15 +196,26 @@ class Tuning:
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
         notes += (doubt,) if doubt is not None else ()
-        spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
+        spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
+        run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
+        run |= {r.name: r for r in frontier.values()}
         return Tuned(
-            recipe, spent, frontier, tuple(lines), proof, words, better, self.pool, notes, held[cost],
-            lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
+            recipe, spent, frontier, tuple(self._timed(lines, run)), proof, words, better, self.pool, notes,
+            held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
         )  # fmt: skip
 
     def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
         return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
+
+    def _timed(self, lines: Sequence[Line], recipes: dict[str, Recipe]) -> list[Line]:
+        """The lines with the time that their recipes take here."""
+        if self.source is None:
+            return list(lines)
+        there = [line for line in lines if line.name in recipes]
+        ready = [self.better.with_options(recipe=recipes[line.name]) for line in there]
+        ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], self.source), strict=True))
+        return [replace(line, time=ratios.get(line.name)) for line in lines]
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
@@ -209,10 +224,11 @@ class Tuning:
         for k in range(FOLDS):
             train, held = (self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0]
             fitted, test = self.pool.rows(train), self.pool.rows(held)
-            stages = stages_of(choose(fitted, self.units, ceiling, self.objective, self.seed), fitted)
-            done = simulate(test, stages)
+            choice = choose(fitted, self.units, ceiling, self.objective, self.seed)
+            stages = stages_of(choice, fitted)
+            done = simulate(test, stages, choice.merge)
             assert fitted.labels is not None and test.labels is not None
-            temperature = fit_temperature(simulate(fitted, stages).logits, fitted.labels)
+            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
             logits[held], costs[held] = done.logits, done.costs
             warm[held] = nll(done.logits, test.labels, temperature)
         return logits, costs, warm
@@ -232,27 +248,16 @@ class Tuning:
             out[held] = nll(logits[held], self.labels[held], fit_temperature(logits[train], self.labels[train]))
         return out
 
-    def _fixed(self, name: str, units: Sequence[Unit]) -> Line:
-        stages = stages_of(Choice(tuple(units)), self.pool)
-        plain = [s.__class__(s.views, s.states, s.gate) for s in stages]  # as a user would: at one temperature
-        done = simulate(self.pool, plain)
+    def _stages(self, units: Sequence[Unit]) -> tuple[Stage, ...]:
+        """As a user would: all looks for all pictures, at one temperature."""
+        return tuple(Stage(s.views, s.states) for s in stages_of(Choice(tuple(units)), self.pool))
+
+    def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
+        done = simulate(self.pool, stages)
         return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
 
     def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
         assert pool.labels is not None
         stages = stages_of(choice, pool)
-        temperature = fit_temperature(simulate(pool, stages).logits, pool.labels)
-        return Recipe(name, self.better.task, stages, temperature=temperature)
-
-
-def timed(better: Enhanced, images: Tensor, repeats: int = 5) -> float:
-    """Time of a recipe as a multiple of the user's own plain forward, in turns in one run."""
-    ratios = []
-    better(images)
-    for _ in range(repeats):
-        start = time.perf_counter()
-        better.plain(images)
-        middle = time.perf_counter()
-        better(images)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
-    return sorted(ratios)[len(ratios) // 2]
+        temperature = fit_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
+        return Recipe(name, self.better.task, stages, choice.merge, temperature)
