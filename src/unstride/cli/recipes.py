@@ -66,7 +66,7 @@ class Asked:
         """The model with the recipe; one that was made for another model or other preprocessing is refused."""
         from unstride.proof.loop import prepared
 
-        task = loaded.task or "classification"
+        task = loaded.task or "auto"
         x = loaded.example() if example is None else example
         asked = {"preprocess": loaded.preprocess, **self.options(), **more}
         return prepared(loaded.model, x, asked.pop("task", task), asked)

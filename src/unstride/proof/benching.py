@@ -341,8 +341,8 @@ def _tta_calls(better: Enhanced, images: Tensor, budgets: Sequence[int]) -> dict
 
 def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:
     """Flips and crops (segmentation: flips and scales) with so many views, or None where the policy has fewer."""
-    policy = policies.get(_POLICY[better.task])
-    if views > len(policy):
+    policy = policies.get(_POLICY[better.task]) if better.task in _POLICY else None
+    if policy is None or views > len(policy):
         return None
     crop = size if better.task == "classification" else None
     # Normalised noise is not in [0, 1]; with a wide normalisation it is, and views cost what they cost on photographs.

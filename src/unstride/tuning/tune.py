@@ -21,6 +21,7 @@ from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
 from unstride.procedure.gates import Stage
+from unstride.procedure.meaning import task_named
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
@@ -81,7 +82,7 @@ def tune(
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
     model, data = _loaded(model, data, weights, limit)
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
-    if (task or (data.task if isinstance(data, Dataset) else "classification")) == "segmentation":
+    if _task(model, data, task) == "segmentation":
         if recipe is not None or options:
             raise OptionError(
                 "recipe: in segmentation yours is not measured beside the others yet; `unstride evaluate` measures it"
@@ -125,6 +126,18 @@ def _loaded(
             )
         data = load_data(data, loaded.preprocess, None, limit, classes=loaded.classes or None)
     return loaded.model if isinstance(loaded, Loaded) else loaded, data
+
+
+def _task(model: nn.Module, data: Any, asked: str | None) -> str:
+    """What is chosen for: as the user says, or the data, or what the model was enhanced for."""
+    told = next((given.task for given in (data, model) if isinstance(given, Dataset | Enhanced)), "classification")
+    task = task_named(asked or told).name
+    if task not in ("classification", "segmentation"):
+        raise OptionError(
+            f"tune chooses for classification and segmentation so far, this is {task}: compare recipes with "
+            "unstride.evaluate(model, data, recipe=...)"
+        )
+    return task
 
 
 def _like(model: nn.Module) -> Tensor:
