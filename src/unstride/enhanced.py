@@ -64,8 +64,7 @@ class Enhanced(nn.Module):
     ) -> None:
         super().__init__()
         check_run(max_bytes, optimise)
-        self.model, self.recipe = model, recipe
-        self.max_bytes, self.optimise = max_bytes, optimise
+        self.model, self.recipe, self.max_bytes, self.optimise = model, recipe, max_bytes, optimise
         self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
