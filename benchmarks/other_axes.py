@@ -7,6 +7,7 @@
 import importlib.util
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torchvision
 from torch import Tensor, nn
@@ -30,9 +31,7 @@ def build(spec: str) -> tuple[nn.Module, list[Size], int]:
     """The model, input sizes to try, and channels."""
     library, name, *more = spec.split(":")
     if library == "video":
-        # MViT's positions belong to a size; more of them prove nothing more
-        small = {"spatial_size": (64, 64), "temporal_size": 8} if name.startswith("mvit") else {}
-        model = getattr(torchvision.models.video, name)(weights=None, **small)
+        model = _mvit(name) if name.startswith("mvit") else getattr(torchvision.models.video, name)(weights=None)
         return model, [(16, 224, 224)] if name == "s3d" else [(8, 64, 64)], 3
     if library == "signal":
         return _signal(name), [(4000,)] if name != "resnet" else [(256,)], 1
@@ -40,6 +39,16 @@ def build(spec: str) -> tuple[nn.Module, list[Size], int]:
     if library == "nnunet":
         return _nnunet(name, axes), [(32,) * axes, (64,) * axes], 1
     return MONAI[name](axes), [(32,) * axes, (64,) * axes], 1
+
+
+def _mvit(name: str) -> nn.Module:
+    """MViT is built for one size, and torchvision's builders for 16 x 224 x 224: the same blocks for a small one."""
+    from torchvision.models.video import mvit
+
+    whole = mvit.MViT
+    small = {"spatial_size": (64, 64), "temporal_size": 8}
+    with mock.patch.object(mvit, "MViT", lambda **options: whole(**{**options, **small})):
+        return getattr(mvit, name)(weights=None)
 
 
 # ---------------------------------------------------------------- MONAI
@@ -81,8 +90,8 @@ MONAI: dict[str, Callable[[int], nn.Module]] = {
     "EfficientNetBN": _monai("EfficientNetBN", **_SE, **_B0, model_name="efficientnet-b0"),
     "HighResNet": _monai("HighResNet", **_IO),
     "FlexibleUNet": _monai("FlexibleUNet", **_IO, **_B0, backbone="efficientnet-b0"),
-    "AHNet": _monai("AHNet", layers=(1, 1, 1, 1), **_IO),
-    "MedNeXtSmall": _monai("MedNeXtSmall", **_IO, init_filters=4),
+    "AHNet": _monai("AHNet", layers=(1, 1, 1, 1), psp_block_num=0, **_IO),
+    "MedNeXtSmall": _monai("MedNeXtSmall", **_IO),
     "AutoEncoder": _monai("AutoEncoder", **_IO, **_LEVELS_EACH),
     "RegUNet": _monai("RegUNet", **_IO, num_channel_initial=4, depth=2),
     "Classifier": _monai("Classifier", in_shape=lambda n: (1, *(32,) * n), classes=3, **_LEVELS_EACH),

@@ -1,12 +1,15 @@
-"""Synthetic volumes and signals with labels, and small networks that learn them: what `benchmarks.volumes` measures on.
+"""Volumes and signals with labels, and small networks that learn them: what `benchmarks.volumes` measures on.
 
-Nothing here is real. Volumes: bright tubes and dimmer blobs, drawn at twice the resolution and averaged, so that border
-voxels hold a mixture (partial volume), under a slow bias field and noise; a voxel's label is what most of it is.
-Signals: events whose order in time is the class, so that a reversed signal is of another class.
+Synthetic but for the atlas, where the anatomy is real and the noise is not. Volumes: bright tubes and dimmer blobs,
+drawn at twice the resolution and averaged, so that border voxels hold a mixture (partial volume), under a slow bias
+field and noise; a voxel's label is what most of it is. Signals: events whose order in time is the class, so that a
+reversed signal is of another class.
 """
 
+import importlib.util
 import itertools
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -82,6 +85,42 @@ def dice_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits, labels) + 1 - soft.mean()
 
 
+# --------------------------------------------------------------------------------------------------------------- atlas
+def atlas(front: bool, count: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Blocks (N, 1, D, H, W) of the mean T1 image of 152 heads (ICBM 152, in nilearn's wheel), and their tissue: 0
+    neither, 1 gray matter, 2 white, as its probability maps say. The noise is ours.
+
+    From the front or the back of the head, with a gap between the two, and from one half, as the template is
+    symmetric. `count` blocks anywhere, for training; without it, all that tile the part, for a test.
+    """
+    image, gray, white = (_template(name) for name in ("t1", "gm", "wm"))
+    labels = torch.stack([1 - gray - white, gray, white]).argmax(0)
+    half, middle = image.shape[0] // 2, image.shape[1] // 2
+    where = slice(middle + 4, None) if front else slice(0, middle - 4)
+    image, labels = image[:half, where], labels[:half, where]
+    draw = torch.Generator().manual_seed(seed)
+    if count is None:
+        corners = list(itertools.product(*(range(0, n - SIZE + 1, SIZE) for n in image.shape)))
+    else:
+        most = torch.tensor(image.shape) - SIZE
+        corners = [tuple((torch.rand(3, generator=draw) * most).int().tolist()) for _ in range(8 * count)]
+    blocks = [tuple(slice(at, at + SIZE) for at in corner) for corner in corners]
+    blocks = [b for b in blocks if float((labels[b] > 0).float().mean()) > 0.25][:count]
+    x = torch.stack([image[b] for b in blocks])[:, None]
+    return x + 0.12 * torch.randn(x.shape, generator=draw), torch.stack([labels[b] for b in blocks])
+
+
+def _template(name: str) -> Tensor:
+    import nibabel
+
+    home = importlib.util.find_spec("nilearn")
+    if home is None or home.origin is None:
+        raise SystemExit("the atlas is in nilearn's wheel: pip install nilearn, or leave it out of --kinds")
+    path = Path(home.origin).parent / f"datasets/data/mni_icbm152_{name}_tal_nlin_sym_09a_converted.nii.gz"
+    values = torch.from_numpy(nibabel.load(path).get_fdata(dtype="float32"))
+    return values / values.max()
+
+
 # ------------------------------------------------------------------------------------------------------------- signals
 def signals(seed: int, count: int) -> tuple[Tensor, Tensor]:
     """(N, 1, L) and their kind (N,): a ramp, a decay or a chirp, each forwards or backwards, somewhere in noise."""
@@ -117,17 +156,24 @@ def signal_net() -> nn.Module:
 
 
 # ------------------------------------------------------------------------------------------------------------ training
+def _atlas_part(number: int, seed: int, count: int) -> tuple[Tensor, Tensor]:
+    """Networks with an even number learn the back of the head, the others the front."""
+    return atlas(number % 2 == 1, count, seed)
+
+
 def trained(kind: str, seed: int, folder: Path, epochs: int, count: int) -> nn.Module:
     """The network of a kind, trained on `count` of its own training examples; kept in `folder`."""
+    segments = kind != "signals"
     path = folder / f"{kind}-{seed}-{epochs}-{count}.pt"
     torch.manual_seed(seed)
-    model = volume_net() if kind == "volumes" else signal_net()
+    model = volume_net() if segments else signal_net()
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()
-    x, y = phantoms(100_000 * (seed + 1), count) if kind == "volumes" else signals(100_000 * (seed + 1), count)
-    together, lr = (4, 3e-3) if kind == "volumes" else (64, 3e-3)
-    loss_of = dice_loss if kind == "volumes" else cross_entropy
+    first = 100_000 * (seed + 1)
+    make = {"volumes": phantoms, "signals": signals, "atlas": partial(_atlas_part, seed)}[kind]
+    x, y = make(first, count)
+    together, lr, loss_of = (4, 3e-3, dice_loss) if segments else (64, 3e-3, cross_entropy)
     optimiser = torch.optim.AdamW(model.parameters(), lr, weight_decay=1e-4)
     steps = epochs * -(-count // together)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=steps)
@@ -136,7 +182,7 @@ def trained(kind: str, seed: int, folder: Path, epochs: int, count: int) -> nn.M
         total = 0.0
         for rows in torch.randperm(count).split(together):
             seen, labels = x[rows], y[rows]
-            if kind == "volumes":  # mirrored at random along every axis, as nnU-Net trains
+            if segments:  # mirrored at random along every axis, as nnU-Net trains
                 flips = [d for d in (1, 2, 3) if torch.rand(()) < 0.5]
                 seen, labels = seen.flip([d + 1 for d in flips]), labels.flip(flips)
             loss = loss_of(model(seen), labels)

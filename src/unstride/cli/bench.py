@@ -102,7 +102,7 @@ def _table(title: str, rows: Sequence["BenchRow"]) -> Any:
     shown = Table(title=title)
     for name in names + (["TTA time", "memory"] if full else []):
         shown.add_column(name, justify="right")
-    plain: tuple[int, tuple[int, int]] | None = None
+    plain: tuple[int, tuple[int, ...]] | None = None
     for row in rows:
         at = ["x".join(map(str, row.image))] * sizes + [str(row.batch)]
         if plain != (row.batch, row.image):

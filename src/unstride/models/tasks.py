@@ -37,6 +37,8 @@ class Guess:
 
 def task_of(asked: Any, model: nn.Module, example: Tensor, recipe_says: bool = False) -> Guess:
     """What the user says, then what a recipe of its own was made for (None), then what can be found out."""
+    if getattr(model, "is_enhanced", False) and asked in (None, "auto"):
+        return Guess(str(model.task))
     check_kind(model)
     if asked not in (None, "auto"):
         return Guess(task_named(asked).name)

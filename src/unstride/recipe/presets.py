@@ -11,7 +11,7 @@ from unstride.procedure.meaning import TASKS, task_named
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
 
-SIGNAL_STATES = "near:3"  # plain among them
+SIGNAL_STATES = "near:2"  # plain among them
 
 
 def _looks(*views: str, gate: Gate | None = None) -> Stage:

@@ -35,6 +35,7 @@ from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Volume
 
 KIND = "pixels"
 
@@ -74,10 +75,13 @@ def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
             except (DataError, OSError) as error:
                 print(f"left out: {item.id}: {error}")
                 continue
+            if isinstance(image, Volume):
+                raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
             key = hashlib.sha256(repr((data.fingerprint(), item.id)).encode()).hexdigest()[:24]
             yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask))
         return
-    for images, masks in data:
+    loader: Iterable[Any] = data
+    for images, masks in loader:
         known = torch.as_tensor(masks)
         if known.ndim != 3 or len(known) != len(images) or known.is_floating_point():
             raise DataError(f"masks: got {known.dtype} {tuple(known.shape)}, wanted classes (B, H, W), 255 for none")
@@ -258,7 +262,8 @@ def _stored(file: Path) -> Said | None:
     except ArtefactError:
         return None  # damaged: made again
     h, w, stands, filled, *stride = tensors.pop("numbers").tolist()
-    return Said(**tensors, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))
+    t: dict[str, Any] = dict(tensors)
+    return Said(**t, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))
 
 
 @dataclass(frozen=True, eq=False)
