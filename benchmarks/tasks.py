@@ -297,6 +297,7 @@ def page(rows: list[dict[str, str]]) -> str:
             lines += ["", f"### {net}, {measure}, {int(chosen[0]['queries']):,} {UNITS[part]}", ""]
             lines += ["| setting | cost | % | gain, points | verdict |", "|---|---|---|---|---|"]
             lines += [_line(r) for r in chosen]
+            lines += ["", _in_short(chosen)]
     return "\n".join(lines) + "\n"
 
 
@@ -319,10 +320,28 @@ DENSE = (
 )
 
 
+def _verdict(r: dict[str, str]) -> str:
+    return "helps" if float(r["low"]) > 0 else "hurts" if float(r["high"]) < 0 else "no measurable effect"
+
+
+def _in_short(rows: list[dict[str, str]]) -> str:
+    """Which settings help, which do not, and which are best for what they cost: in a sentence made from the rows."""
+    plain, *others = rows
+    told = []
+    for verdict in ("helps", "hurts", "no measurable effect"):
+        names = [r["setting"] for r in others if _verdict(r) == verdict]
+        if names:
+            told.append(f"{verdict}: {', '.join(names)}")
+    best = max(rows, key=lambda r: (float(r["value"]), -float(r["cost"])))
+    return (
+        f"{'; '.join(told).capitalize()}. The best is {best['setting']}, at {float(best['cost']):.2f} plain forwards."
+    )
+
+
 def _line(r: dict[str, str]) -> str:
     gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
     told = "" if float(r["cost"]) == 1 else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-    verdict = "" if not told else "helps" if low > 0 else "hurts" if high < 0 else "no measurable effect"
+    verdict = _verdict(r) if told else ""
     return f"| {r['setting']} | {float(r['cost']):.2f} | {100 * float(r['value']):.2f} | {told} | {verdict} |"
 
 
