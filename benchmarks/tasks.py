@@ -326,10 +326,9 @@ def _verdict(r: dict[str, str]) -> str:
 
 def _in_short(rows: list[dict[str, str]]) -> str:
     """Which settings help, which do not, and which are best for what they cost: in a sentence made from the rows."""
-    plain, *others = rows
     told = []
     for verdict in ("helps", "hurts", "no measurable effect"):
-        names = [r["setting"] for r in others if _verdict(r) == verdict]
+        names = [r["setting"] for r in rows[1:] if _verdict(r) == verdict]
         if names:
             told.append(f"{verdict}: {', '.join(names)}")
     best = max(rows, key=lambda r: (float(r["value"]), -float(r["cost"])))

@@ -141,8 +141,9 @@ def _tv(model: Any) -> str | None:
 def check_kind(model: nn.Module) -> None:
     """One sentence on models whose answers are not of a kind that looks can be merged in, and what to do instead."""
     where, name = type(model).__module__, type(model).__name__
-    if where.startswith("torchvision.models.detection") or "ForObjectDetection" in name or "ForInstanceSegment" in name:
-        attribute = "model.backbone" if where.startswith("torchvision") else "its backbone"
+    boxes = where.startswith("torchvision.models.detection") and "backbone" not in where
+    if boxes or "ForObjectDetection" in name or "ForInstanceSegment" in name:
+        attribute = "model.backbone" if boxes else "its backbone"
         raise CaptureError(
             f"{name} is a detector: the boxes of several looks cannot be averaged. Enhance its backbone instead, "
             f"{attribute} = unstride.enhance({attribute}, example, task='features')"
