@@ -17,7 +17,7 @@ from unstride.tuning.gather import SHARD
 from unstride.tuning.tune import tune
 from unstride.tuning.tuned import Tuned
 
-PICTURES = 600  # of the sample: half a minute on a laptop
+PICTURES = 2000  # of the sample: with a few hundred nothing can be said; some twenty seconds on one core
 COST = 2.0  # plain forwards that a picture may cost
 
 

@@ -42,7 +42,8 @@ export function story(place, data) {
 function stageOf(data, stage, number, full) {
   const cards = stage.reached ? stage.looks.map((k) => card(data, k)) : [element("p", { class: "not" }, "not looked at")];
   const last = stage.looks[stage.looks.length - 1], now = last === undefined ? null : said(data, last);
-  return element("section", { class: stage.reached ? "stage" : "stage unreached", style: { flexGrow: Math.max(1, stage.looks.length) } },
+  const lone = data.story.length === 1 && cards.length === 1 ? " lone" : "";
+  return element("section", { class: (stage.reached ? "stage" : "stage unreached") + lone, style: { flexGrow: Math.max(1, stage.looks.length) } },
     element("h3", {}, `Stage ${number + 1}: ${stage.what}`),
     element("div", { class: "cards" }, ...cards),
     element("div", { class: "sofar" },

@@ -227,7 +227,7 @@ function headline(data, k) {
   const best = (values) => values.indexOf(Math.max(...values));
   const [p, e] = [best(data.plain), best(data.enhanced[k])];
   const [before, after] = [draw.percent(data.plain[p]), draw.percent(data.enhanced[k][e])];
-  if (k === 0) return `${data.classes[p].name}, ${before}`;
+  if (k === 0 && before === after) return `${data.classes[p].name}, ${before}`;
   if (p === e) return `${data.classes[p].name}, ${before} plain, ${after} enhanced`;
   return `${data.classes[p].name} ${before} becomes ${data.classes[e].name} ${after}`;
 }
