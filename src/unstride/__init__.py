@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unstride.proof import Row, evaluate, plot_rows, read_rows
     from unstride.proof.benching import bench
     from unstride.recipe import Recipe
-    from unstride.show import plot_classification, plot_segmentation
+    from unstride.show import plot_classification, plot_features, plot_map, plot_neighbours, plot_segmentation
     from unstride.tuning.tune import tune
     from unstride.tuning.tuned import Tuned
     from unstride.views.canvas import Canvas
@@ -41,7 +41,7 @@ _NAMES = {
     "procedure.windows": ("SlidingWindow",),
     "proof": ("Row", "evaluate", "plot_rows", "read_rows"),
     "proof.benching": ("bench",),
-    "show": ("plot_classification", "plot_segmentation"),
+    "show": ("plot_classification", "plot_features", "plot_map", "plot_neighbours", "plot_segmentation"),
     "procedure.gates": ("Gate", "Stage"),
     "recipe": ("Recipe",),
     "tuning.tune": ("tune",),
@@ -87,6 +87,9 @@ __all__ = [
     "models",
     "open_image",
     "plot_classification",
+    "plot_features",
+    "plot_map",
+    "plot_neighbours",
     "plot_rows",
     "plot_segmentation",
     "predict",
