@@ -272,7 +272,7 @@ def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -
             raise oracle.NoOracle(f"float64 rounding alone changes the re-run by {noise:.0e} (relative)") from None
         raise
     found["verdict"], found["worst"], found["far"] = "exact", worst, far
-    if far < 20 * worst:
+    if far <= 20 * worst:
         found["reason"] = (
             f"the state changes the output by {far:.0e} only (the re-run differs by {worst:.0e}): weak evidence"
         )
