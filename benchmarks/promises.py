@@ -30,7 +30,7 @@ def draws(assets: Path, net: str, cache: Path, few: int, count: int, cost: float
     """Of `count` draws: how often the promised interval holds the gain on the rest, and how often that is a loss."""
     name, pool, units, _ = pooled(assets, net, cache, None, "medium", 0)
     found = real(assets, net, 1)
-    better = enhance(found.model, found.batches[0][0].see(IDENTITY), recipe="plain")
+    better = enhance(found.model, found.batches[0][0].see(IDENTITY), recipe="plain", task="classification")
     kept = worse = alone = 0
     promised, measured, spent = [], [], []
     assert pool.labels is not None
