@@ -287,8 +287,8 @@ def page(rows: list[dict[str, str]]) -> str:
         "",
         "Made by `python -m benchmarks.tasks --assets DIR` (the networks and pictures are not in the project); the "
         "rows are in `results-tasks.csv`. Gains are paired, with 95 % bootstrap intervals over queries, or over "
-        "frames. Cost is in plain forwards. `--scale` says how many pictures are taken; each heading says how many were, "
-        "and intervals over few of them are wide.",
+        "frames. Cost is in plain forwards. `--scale` says how many pictures are taken; each heading says how many "
+        "were, and intervals over few of them are wide.",
     ]
     for part, words in (("neighbours", NEIGHBOURS), ("dense features", DENSE)):
         lines += ["", f"## {part.capitalize()}", "", words]
