@@ -153,7 +153,9 @@ def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded,
         heat.append(spread.add(two_class(v.logits[None].float())[0].softmax(0), shift))
         own.append((class_map(v.logits), shift))
     shares = np.stack([np.bincount(m.ravel(), minlength=count) / m.size for m in maps])
-    there = shares.any(0) if known is None else shares.any(0) | (np.bincount(known.ravel(), minlength=count) > 0)
+    there = (shares > 0).sum(0)
+    if known is not None:
+        there += np.bincount(known.ravel(), minlength=count)
     shown = [int(k) for k in np.argsort(-(shares[0] + shares[-1]), kind="stable") if there[k]]
     colours = palette(loaded.classes, count).round().astype(int)
     place = np.zeros(count, np.uint8 if len(shown) <= 256 else np.uint16)
