@@ -2,6 +2,7 @@
 
 Random weights, small images, one process per model. A failure is a row, not a crash; rows are kept in a JSON cache, so
 a sweep that was interrupted goes on, and rows made by other code than today's are made again (`--keep` keeps them).
+Rows of the page that the cache does not have stay on it, as rows of older code.
 """
 
 import argparse
@@ -26,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import checks  # noqa: E402
 import oracle  # noqa: E402
+import task_nets  # noqa: E402
 import timm  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
@@ -35,6 +37,7 @@ from benchmarks import other_axes  # noqa: E402
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
 from unstride.geometry.grids import by  # noqa: E402
 from unstride.geometry.states import State  # noqa: E402
+from unstride.models.tasks import check_kind  # noqa: E402
 
 OTHER = ("video", "monai", "nnunet", "signal")
 CORE = ("graph", "geometry", "engine")  # the rooms whose code a row depends on
@@ -53,7 +56,7 @@ def specs() -> list[str]:
     out += ["hf:segformer", "hf:upernet-swin"]
     out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models.segmentation)]
     out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models)]
-    return out + other_axes.specs()
+    return out + other_axes.specs() + task_nets.specs()
 
 
 # Families whose smallest name is not the smallest model.
@@ -87,6 +90,8 @@ def build(spec: str) -> tuple[nn.Module, list[int] | list[tuple[int, ...]], int]
     """The model, the image sizes to try and the channels."""
     if spec.split(":", 1)[0] in OTHER:
         return other_axes.build(spec)
+    if spec.startswith("tasks:"):
+        return task_nets.build(spec)
     model, sizes = _of_images(spec)
     return model, sizes, getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
 
@@ -217,6 +222,7 @@ def ready(spec: str, found: dict[str, Any]) -> tuple[nn.Module, Tensor]:
         model, sizes, channels = build(spec)
     except Exception as error:
         raise Unbuilt(f"the library does not build it: {_brief(error)}") from error
+    check_kind(model)
     stir(model.eval())
     errors = []
     for size in sizes:
@@ -332,6 +338,19 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read_page(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a page, so that what is swept in parts, or on several machines, makes one page."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if len(cells) == 6 and ":" in cells[0] and cells[2].isdecimal():
+            spec, size, layers, rates, verdict, reason = cells
+            each = [[int(n) for n in rate.split("x")] for rate in rates.split()]
+            row = {"spec": spec, "size": size, "layers": int(layers), "rates": each, "verdict": verdict}
+            found[spec] = {**row, "reason": reason, "code": ""}
+    return found
+
+
 def _groups() -> dict[str, Callable[[str], bool]]:
     return {
         "torchvision": lambda s: s.startswith("torchvision:"),
@@ -342,6 +361,7 @@ def _groups() -> dict[str, Callable[[str], bool]]:
         "MONAI": lambda s: s.startswith("monai:"),
         "nnU-Net (dynamic-network-architectures)": lambda s: s.startswith("nnunet:"),
         "signals": lambda s: s.startswith("signal:"),
+        "other tasks": lambda s: s.startswith("tasks:"),
     }
 
 
@@ -366,7 +386,8 @@ def main() -> None:
         cache = {**latest, spec: new}
         options.cache.write_text(json.dumps(cache, indent=1))
         print(f"[{i}/{len(wanted)}] {spec}: {new['layers']} layers, {new['verdict']} {new['reason'][:160]}", flush=True)
-    rows = [cache[s] for s in wanted if s in cache]
+    known = {**read_page(options.out), **cache}
+    rows = [known[s] for s in wanted if s in known]
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(table(rows, len(wanted)))
 

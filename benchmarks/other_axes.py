@@ -7,6 +7,7 @@
 import importlib.util
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torchvision
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ Size = tuple[int, ...]
 def specs() -> list[str]:
     out = [f"video:{n}" for n in VIDEO] + [f"signal:{n}" for n in SIGNAL]
     if importlib.util.find_spec("monai") is not None:
-        out += [f"monai:{n}:{axes}" for n in MONAI for axes in ((2, 3) if n not in ONLY_3D else (3,))]
+        out += [f"monai:{n}:{axes}" for n in MONAI for axes in ONLY.get(n, (2, 3))]
     if importlib.util.find_spec("dynamic_network_architectures") is not None:
         out += [f"nnunet:{n}:{axes}" for n in NNUNET for axes in (2, 3)]
     return out
@@ -30,14 +31,24 @@ def build(spec: str) -> tuple[nn.Module, list[Size], int]:
     """The model, input sizes to try, and channels."""
     library, name, *more = spec.split(":")
     if library == "video":
-        model = getattr(torchvision.models.video, name)(weights=None)
-        return model, [(16, 224, 224)] if name.startswith(("mvit", "s3d")) else [(8, 64, 64)], 3
+        model = _mvit(name) if name.startswith("mvit") else getattr(torchvision.models.video, name)(weights=None)
+        return model, [(16, 224, 224)] if name == "s3d" else [(8, 64, 64)], 3
     if library == "signal":
         return _signal(name), [(4000,)] if name != "resnet" else [(256,)], 1
     axes = int(more[0])
     if library == "nnunet":
         return _nnunet(name, axes), [(32,) * axes, (64,) * axes], 1
     return MONAI[name](axes), [(32,) * axes, (64,) * axes], 1
+
+
+def _mvit(name: str) -> nn.Module:
+    """MViT is built for one size, and torchvision's builders for 16 x 224 x 224: the same blocks for a small one."""
+    from torchvision.models.video import mvit
+
+    whole = mvit.MViT
+    small = {"spatial_size": (64, 64), "temporal_size": 8}
+    with mock.patch.object(mvit, "MViT", lambda **options: whole(**{**options, **small})):
+        return getattr(mvit, name)(weights=None)
 
 
 # ---------------------------------------------------------------- MONAI
@@ -53,6 +64,9 @@ def _monai(name: str, **options: Any) -> Callable[[int], nn.Module]:
 _IO: dict[str, Any] = {"spatial_dims": lambda n: n, "in_channels": 1, "out_channels": 2}
 _SE = {"spatial_dims": lambda n: n, "in_channels": 1, "num_classes": 3}
 _LEVELS = {"channels": (4, 8, 16), "strides": (2, 2)}
+_LEVELS_EACH = {"channels": (4, 8, 16), "strides": (2, 2, 2)}
+_VIT = {"spatial_dims": lambda n: n, "in_channels": 1, "img_size": lambda n: (32,) * n, "patch_size": 8}
+_VIT |= {"hidden_size": 24, "mlp_dim": 32, "num_layers": 2, "num_heads": 2}
 _DYN = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2], "filters": [4, 8, 16]}
 _B0 = {"pretrained": False}
 _RESNET = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [4, 8, 8, 16], "n_input_channels": 1}
@@ -76,11 +90,17 @@ MONAI: dict[str, Callable[[int], nn.Module]] = {
     "EfficientNetBN": _monai("EfficientNetBN", **_SE, **_B0, model_name="efficientnet-b0"),
     "HighResNet": _monai("HighResNet", **_IO),
     "FlexibleUNet": _monai("FlexibleUNet", **_IO, **_B0, backbone="efficientnet-b0"),
-    "AHNet": _monai("AHNet", layers=(1, 1, 1, 1), **_IO),
-    "MedNeXtSmall": _monai("MedNeXtSmall", **_IO, init_filters=4),
+    "AHNet": _monai("AHNet", layers=(1, 1, 1, 1), psp_block_num=0, **_IO),
+    "MedNeXtSmall": _monai("MedNeXtSmall", **_IO),
+    "AutoEncoder": _monai("AutoEncoder", **_IO, **_LEVELS_EACH),
+    "RegUNet": _monai("RegUNet", **_IO, num_channel_initial=4, depth=2),
+    "Classifier": _monai("Classifier", in_shape=lambda n: (1, *(32,) * n), classes=3, **_LEVELS_EACH),
+    "ViT": _monai("ViT", **_VIT, classification=True, num_classes=3),
+    "ViTAutoEnc": _monai("ViTAutoEnc", **{**_VIT, "patch_size": 4}),
+    "Quicknat": _monai("Quicknat", num_classes=3, num_channels=1, num_filters=8),
     "DAF3D": _monai("DAF3D", in_channels=1, out_channels=2, visual_output=False),
 }
-ONLY_3D = {"DAF3D"}
+ONLY = {"DAF3D": (3,), "Quicknat": (2,)}
 
 
 # ---------------------------------------------------------------- nnU-Net

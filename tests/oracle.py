@@ -459,9 +459,19 @@ def merging_dims(module: nn.Module) -> tuple[int, ...] | None:
     return getattr(module, "merges", None)  # toys say it themselves
 
 
+def by_first_name(model: nn.Module, layer_of: dict[Place, int]) -> dict[Place, int]:
+    """Modules that are registered twice (MONAI's DynUNet) by the name under which they are watched."""
+    first: dict[int, str] = {}
+    names = {path: first.setdefault(id(m), path) for path, m in model.named_modules(remove_duplicate=False)}
+    found = {(names.get(path, path), kind, nth): layer for (path, kind, nth), layer in layer_of.items()}
+    if len(found) < len(layer_of):
+        raise NoOracle("a module has two names, and runs under both")
+    return found
+
+
 def run(model: nn.Module, images: Tensor, state: Any, layer_of: dict[Place, int]) -> Any:
     """What the model returns for `state`, where `layer_of` says which strided ops belong to which layer."""
-    modules, pads = Modules(model), Pads()
+    modules, pads, layer_of = Modules(model), Pads(), by_first_name(model, layer_of)
     mover = Mover(modules, pads, layer_of, state)
     with torch.no_grad(), moving_inputs(model, layer_of, state, mover), modules.watch(), pads, mover:
         mover.batch, mover.axes, mover.size = images.shape[0], images.ndim - 2, tuple(images.shape[2:])

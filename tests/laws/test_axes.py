@@ -1,6 +1,8 @@
 """Law 2 and what is built on it for signals (one axis) and volumes (three): by hand, and against the stride-1 op."""
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +12,14 @@ from networks import AVG, CONV, MAX, SMOOTH, UP
 from torch import Tensor, nn
 
 import unstride
-from unstride.errors import InputError
+from unstride import Recipe, Stage
+from unstride.errors import InputError, OptionError
+from unstride.export import export
 from unstride.geometry.states import State
 from unstride.learning.selecting import fixed
 from unstride.procedure.align import Offset, align
 from unstride.procedure.windows import SlidingWindow
+from unstride.views.policies import IDENTITY, parse_view
 
 SIZE = {1: (14,), 2: (12, 14), 3: (8, 9, 10)}
 
@@ -168,6 +173,64 @@ def test_enhanced_models_of_any_axes(n: int, maps: bool) -> None:
         assert better.with_options(align="stitch")(x).shape == model(x).shape
         larger = torch.randn(1, 2, *[24] * n)
         assert SlidingWindow(better, (16,) * n)(larger).shape == (1, 3, *[24] * n)
+
+
+def _views(better: unstride.Enhanced, x: Tensor) -> list[str]:
+    open_gates = tuple(replace(stage, gate=None) for stage in better.recipe.stages)
+    every = better.with_options(recipe=better.recipe.changed(stages=open_gates))
+    return [str(look.view) for look in every.explain(x)[0].states]
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_by_default_a_signal_is_never_reversed(maps: bool) -> None:
+    """Backwards it is another signal; it is seen again in near states instead. What is asked for by name is done."""
+    task = "segmentation" if maps else "classification"
+    model, x = Small(1, maps).eval(), torch.randn(1, 2, 32)
+    better = unstride.enhance(model, x, task=task)
+    assert _views(better, x) == ["plain"] * 2
+    assert better.with_options(recipe="default").recipe == better.recipe
+    assert _views(better.with_options(recipe="flip"), x) == ["plain", "mirror"]
+
+
+@pytest.mark.parametrize("maps", [True, False])
+def test_by_default_time_and_depth_are_never_reversed(maps: bool) -> None:
+    """The mirror of a clip or of a volume is its last axis; the mean over it is what the recipe says."""
+    torch.manual_seed(0)
+    task = "segmentation" if maps else "classification"
+    model, x = Small(3, maps).eval(), torch.randn(1, 2, 8, 16, 16)
+    recipe = Recipe(task=task, stages=(Stage((IDENTITY, parse_view("mirror"))),))
+    seen = unstride.enhance(model, x, recipe=recipe)(x)
+    other = model(x.flip(-1))
+    torch.testing.assert_close(seen, (model(x) + (other.flip(-1) if maps else other)) / 2, rtol=1e-4, atol=1e-5)
+    assert _views(unstride.enhance(model, x, task=task), x) == ["plain", "mirror"]
+
+
+def test_all_eight_mirrors_of_a_volume() -> None:
+    torch.manual_seed(0)
+    model, x = Small(3, True).eval(), torch.randn(1, 2, 8, 16, 16)
+    axes = {"FlipLR": -1, "FlipUD": -2, "FlipFB": -3}
+    picks = [c for k in range(4) for c in itertools.combinations(axes, k)]
+    views = tuple(parse_view(" + ".join(c) or "plain") for c in picks)
+    better = unstride.enhance(model, x, recipe=Recipe(task="segmentation", stages=(Stage(views),)))
+    looks = [model(x.flip([axes[n] for n in c])).flip([axes[n] for n in c]) for c in picks]
+    torch.testing.assert_close(better(x), torch.stack(looks).mean(0), rtol=1e-4, atol=1e-5)
+    front = Recipe(stages=(Stage((IDENTITY, parse_view("FlipFB"))),))
+    with pytest.raises(OptionError, match="FlipFB turns volumes"):
+        unstride.enhance(Small(2, False).eval(), x[:, :, 0], recipe=front)(x[:, :, 0])
+    with pytest.raises(OptionError, match="not for what has 1 axes; there are FlipLR, Identity"):
+        unstride.enhance(Small(1, False).eval(), x[:, :, 0, 0], recipe=Recipe(stages=(Stage(views[:3]),)))(
+            x[:, :, 0, 0]
+        )
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_looks_of_any_axes_are_exported(n: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Small(n, True).eval(), torch.randn(1, 2, *[8] * n)
+    better = unstride.enhance(model, x, recipe="flip" if n == 3 else "default", task="segmentation")
+    (file,) = export(better, x, tmp_path / "net.pt2")
+    got = torch.export.load(file).module()(x)
+    torch.testing.assert_close(got, better(x), rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_model_wants_is_named() -> None:

@@ -102,9 +102,9 @@ def _table(title: str, rows: Sequence["BenchRow"]) -> Any:
     shown = Table(title=title)
     for name in names + (["TTA time", "memory"] if full else []):
         shown.add_column(name, justify="right")
-    plain: tuple[int, tuple[int, int]] | None = None
+    plain: tuple[int, tuple[int, ...]] | None = None
     for row in rows:
-        at = [f"{row.image[0]}x{row.image[1]}"] * sizes + [str(row.batch)]
+        at = ["x".join(map(str, row.image))] * sizes + [str(row.batch)]
         if plain != (row.batch, row.image):
             plain = (row.batch, row.image)
             shown.add_section()

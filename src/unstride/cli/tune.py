@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Weights
+from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
 
 
@@ -13,8 +14,10 @@ def register(app: typer.Typer) -> None:
     app.command()(tune)
 
 
+@takes_recipe()
 def tune(
     spec: Spec,
+    asked: Asked,
     data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH or sample.")] = None,
     pictures: Annotated[
         list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
@@ -23,20 +26,28 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml), for --recipe.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
     pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
-    objective: Annotated[str, typer.Option(help="likelihood or accuracy.")] = "likelihood",
+    objective: Annotated[str, typer.Option(help="likelihood, accuracy, or, of maps, miou.")] = "likelihood",
     guard: Annotated[
         float | None, typer.Option(help="Points: refuse a recipe that may lose more than that, with 95 % confidence.")
     ] = None,
     paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
     limit: Limit = None,
+    window: Annotated[
+        int | None, typer.Option(help="Pixels: larger pictures are tuned in such squares (maps).")
+    ] = None,
     weights: Weights = "default",
     cache: Annotated[Path | None, typer.Option(help="Folder for what the network said; a killed run goes on.")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone."""
+    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone.
+
+    With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
+    """
     if (data is None) == (not pictures):
         raise typer.BadParameter("give --data with labels, or --pictures without")
+    if pictures and asked:
+        raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
     from unstride import models
     from unstride.jobs.outputs import check_file
 
@@ -56,8 +67,8 @@ def tune(
 
     assert data is not None
     tuned = find(
-        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, cache_dir=cache,
-        seed=seed, progress=True,
+        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, window=window,
+        cache_dir=cache, seed=seed, progress=True, **asked.options(),
     )  # fmt: skip
     made = {}
     if out is not None:

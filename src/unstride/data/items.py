@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unstride.errors import DataError, OptionError
 from unstride.views.images import Array, open_image
+from unstride.views.volumes import Volume
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,22 @@ class Item:
     """An image and its target, both still to be decoded. `id` is stable: the path within the data set, or a number."""
 
     id: str
-    image: Callable[[], Image.Image]
+    image: Callable[[], Image.Image | Volume]
     target: int | Callable[[], Tensor]
     files: tuple[Path, ...] = ()
 
-    def read(self) -> tuple[Image.Image, int | Tensor]:
-        """RGB image, and its class or its mask (H, W)."""
+    def read(self) -> tuple[Image.Image | Volume, int | Tensor]:
+        """RGB image, or a volume, and its class, its mask or map (H, W), or its labels or numbers (K,)."""
         image = self.image()
         if isinstance(self.target, int):
             return image, self.target
         mask = self.target()
-        if tuple(mask.shape) != (image.height, image.width):
+        size = image.size if isinstance(image, Volume) else (image.height, image.width)
+        if mask.ndim > 1 and tuple(mask.shape) != size:
+            masked, seen = (" x ".join(map(str, shape)) for shape in (mask.shape, size))
             raise DataError(
-                f"{self.files[-1] if self.files else self.id}: the mask has {mask.shape[0]} x {mask.shape[1]} pixels, "
-                f"its image {image.height} x {image.width}; they must be equal"
+                f"{self.files[-1] if self.files else self.id}: the mask has {masked} pixels, its image {seen}; "
+                "they must be equal"
             )
         return image, mask
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from unstride.data.items import Item, Listing, array_image, check_labels, choose, folder, number, stamp
 from unstride.errors import DataError, OptionError
 from unstride.views.images import Array, is_image_name, open_image, open_mask
+from unstride.views.volumes import is_volume_name, open_volume, open_volume_mask, volume_stem
 
 IGNORE = 255
 _UNKNOWN = -1
@@ -47,7 +48,7 @@ def _table(meaning: Mapping[int, int]) -> Array:
 
 
 def _read_mask(path: Path, table: Array) -> Tensor:
-    values = open_mask(path)
+    values = open_volume_mask(path) if is_volume_name(path) else open_mask(path)
     inside = (values >= 0) & (values < len(table))
     labels = np.where(inside, table[np.where(inside, values, 0)], _UNKNOWN)
     if (labels == _UNKNOWN).any():
@@ -67,7 +68,8 @@ def _item(root: Path, tables: Mapping[str, Array], entry: tuple[str, str]) -> It
     """Entry (image, mask), both below root. The table is the one whose name the mask's file name ends with."""
     image, mask = root / entry[0], root / entry[1]
     table = next(table for ending, table in tables.items() if mask.name.endswith(ending))
-    return Item(entry[0], partial(open_image, image), partial(_read_mask, mask, table), (image, mask))
+    opener = open_volume if is_volume_name(image) else open_image
+    return Item(entry[0], partial(opener, image), partial(_read_mask, mask, table), (image, mask))
 
 
 def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -140,10 +142,12 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
 def _by_stem(root: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(root.iterdir()):
-        if is_image_name(path):
-            if path.stem in found:
-                raise DataError(f"{path}: there is {found[path.stem].name}, too; images and masks are matched by name")
-            found[path.stem] = path
+        volume = is_volume_name(path)
+        if volume or is_image_name(path):
+            stem = volume_stem(path) if volume else path.stem
+            if stem in found:
+                raise DataError(f"{path}: there is {found[stem].name}, too; images and masks are matched by name")
+            found[stem] = path
     return found
 
 

@@ -13,7 +13,7 @@ from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.procedure.gates import Stage
 from unstride.procedure.static import EachState, Fixed
-from unstride.views.canvas import PLACING, Canvas, back, mirrored, others
+from unstride.views.canvas import PLACING, Block, Canvas, back, flips, others
 from unstride.views.policies import IDENTITY, View
 
 _ROWS = 32  # basis pictures at once, when a view is turned into numbers
@@ -45,25 +45,27 @@ class Axis(nn.Module):
 
 
 class StaticView(nn.Module):
-    """`Canvas(images).see(view)` for pictures of one size."""
+    """`as_source(images).see(view)` for pictures, volumes or signals of one size."""
 
-    def __init__(self, view: View, size: tuple[int, int]) -> None:
+    def __init__(self, view: View, size: tuple[int, ...]) -> None:
         super().__init__()
         if others(view) is not None:
             raise OptionError(
                 f"view {view} changes more than where the network looks, and a graph has no op for it: export flips, "
                 "sizes, fields, shifts and corners"
             )
-        self.flips = [d for d, flip in zip((2, 3), mirrored(view), strict=True) if flip]
+        self.flips = [2 + len(size) + axis for axis in flips(view)]
         moved = View(tuple(op for op in view.ops if op.name in PLACING) or IDENTITY.ops)
-        self.rows, self.columns = (Axis(_matrix(moved, size, dim), dim) for dim in (2, 3))
+        if len(size) != 2:
+            Block(torch.empty(1, 1, *size)).see(view)  # refuses what only pictures are seen in
+        self.moves = nn.Sequential(*(Axis(_matrix(moved, size, dim), dim) for dim in (2, 3) if len(size) == 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.columns(self.rows(x))
+        x = self.moves(x)
         return x.flip(self.flips) if self.flips else x
 
 
-def _matrix(view: View, size: tuple[int, int], dim: int) -> Tensor:
+def _matrix(view: View, size: tuple[int, ...], dim: int) -> Tensor:
     """Views are separable and linear: what they make of pictures with one bright row (column) says everything."""
     extent, found = size[dim - 2], []
     for start in range(0, extent, _ROWS):
@@ -90,7 +92,7 @@ class FixedLooks(nn.Module):
     ) -> None:
         super().__init__()
         self.merge, self.finished, self.temperature = better.recipe.merge, finished, better.recipe.temperature
-        size = (int(example.shape[2]), int(example.shape[3]))
+        size = tuple(int(n) for n in example.shape[2:])
         before = {(v, s) for stage in taken for v, s in _looks(better, stage)}
         self.weight = 0.0
         self.parts = nn.ModuleList()
@@ -122,7 +124,7 @@ class _Part(nn.Module):
     """One view in its states: the sum of what they say, times their weight."""
 
     def __init__(
-        self, better: Enhanced, example: Tensor, size: tuple[int, int], stage: Stage, view: View, states: list[State]
+        self, better: Enhanced, example: Tensor, size: tuple[int, ...], stage: Stage, view: View, states: list[State]
     ) -> None:
         super().__init__()
         self.view, self.seen = view, StaticView(view, size)
@@ -138,7 +140,7 @@ class _Part(nn.Module):
         self.size, self.leaf = size, plan.graph.index(plan.targets[0].leaf)
         plain = better.fitted(example)[1]
         shape = plain.found.trace.shapes[plain.targets[0].leaf]
-        self.out_size = (int(shape[2]), int(shape[3])) if self.maps else (0, 0)
+        self.out_size = tuple(int(n) for n in shape[2:]) if self.maps else ()
         self.body = Fixed(plan, states, options).body if self.maps else EachState(plan, states, options).body
 
     def forward(self, images: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from typing import Any
 
 from unstride.errors import DataError
 from unstride.views.images import is_image_name
+from unstride.views.volumes import is_volume_name
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MEMBER_BYTES = 1 << 28  # of one picture in a tar: it is read whole
@@ -110,7 +111,7 @@ def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
         path = root / name
         if path.is_dir():
             yield from _folder(path, seen, [*above, here])
-        elif is_image_name(path) and not _elsewhere(path, [*above, here]):
+        elif (is_image_name(path) or is_volume_name(path)) and not _elsewhere(path, [*above, here]):
             yield Entry(str(path), partial(_itself, path))
 
 

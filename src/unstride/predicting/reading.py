@@ -19,6 +19,7 @@ from unstride.recipe import Recipe
 from unstride.views.canvas import PLACING, Pictures
 from unstride.views.images import Preprocess, open_image
 from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Frame, Volume, is_volume_name, open_volume
 
 MOST = 128  # pictures ahead
 BYTES = 256 << 20  # of decoded pictures ahead
@@ -31,15 +32,21 @@ class Ready:
     index: int
     part: int
     name: str
-    size: tuple[int, int] = (0, 0)  # (height, width) of the picture itself
+    size: tuple[int, ...] = (0, 0)  # (height, width) of the picture itself, or that of a volume
     made: dict[View, Tensor] = field(default_factory=dict)  # (C, h, w)
     picture: Image.Image | None = None  # where later looks read it
+    frame: Frame | None = None  # where a volume lies
     error: str = ""
 
     @property
     def bytes(self) -> int:
         kept = 0 if self.picture is None else 3 * self.picture.width * self.picture.height
         return kept + sum(x.numel() * x.element_size() for x in self.made.values())
+
+
+def open_either(source: Path | bytes) -> Image.Image | Volume:
+    """A picture, or a volume where the file's name says so."""
+    return open_volume(source) if isinstance(source, Path) and is_volume_name(source) else open_image(source)
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,9 @@ class Preparing:
 
     def __call__(self, part: int, index: int, name: str, source: Path | bytes) -> Ready:
         try:
-            image = open_image(source)
+            image = open_either(source)
+            if isinstance(image, Volume):
+                return Ready(index, part, name, image.size, {IDENTITY: self.preprocess(image)}, frame=image.frame)
             alone = Pictures([image], self.preprocess)
             made = {view: alone.see(view)[0] for view in self.views}
         except (DataError, OSError) as error:

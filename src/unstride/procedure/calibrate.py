@@ -4,14 +4,16 @@ gates do, so thresholds and mean cost follow from one run with every gate open.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unstride.errors import OptionError
-from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.gates import Stage
+
+Price = float | Callable[[Tensor], float]  # of a stage, in plain forwards; or the mean of it, from the open tiles
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Calibration:
 
     pictures: int
     cost: float  # mean, in plain forwards
-    shares: tuple[float, ...]  # of all pictures that pass each gate
+    shares: tuple[float, ...]  # of all pictures, or of their tiles, that pass each gate
     stages: tuple[Stage, ...]
 
     def __str__(self) -> str:
@@ -33,9 +35,9 @@ class Calibration:
 
 
 def calibrate(
-    stages: Sequence[Stage], sure: Sequence[Tensor], costs: Sequence[float], cost: float | None = None
+    stages: Sequence[Stage], sure: Sequence[Tensor], costs: Sequence[Price], cost: float | None = None
 ) -> Calibration:
-    """`sure`: of all pictures before each gate, (N,) each; `costs`: of each stage, in plain forwards.
+    """`sure`: of all pictures before each gate, (N,) each, or of their tiles, (N, rows, columns).
 
     With `cost`, every gate lets the same share of what reaches it through, so that the mean cost is that; without, each
     has its own share.
@@ -61,26 +63,26 @@ def calibrate(
 def _settled(
     stages: Sequence[Stage],
     sure: Sequence[Tensor],
-    costs: Sequence[float],
+    costs: Sequence[Price],
     shares: Sequence[float],
     of_all: bool = False,
 ) -> Calibration:
     count = len(sure[0])
-    alive = torch.ones(count, dtype=torch.bool)
+    alive = torch.ones(sure[0].shape, dtype=torch.bool)
     done: list[Stage] = []
     passed: list[float] = []
     total, gate = 0.0, 0
     for stage, price in zip(stages, costs, strict=True):
         if stage.gate is not None:
             now = sure[gate].cpu()
-            share = shares[gate] * (count / max(1, int(alive.sum())) if of_all else 1.0)
+            share = shares[gate] * (alive.numel() / max(1, int(alive.sum())) if of_all else 1.0)
             below = threshold(now[alive], share)
             alive = alive & ~(now >= below)
             gate += 1
             passed.append(float(alive.double().mean()))
-            stage = replace(stage, gate=Gate(stage.gate.by, below, passed[-1]))
+            stage = replace(stage, gate=replace(stage.gate, below=below, share=passed[-1]))
         done.append(stage)
-        total += price * float(alive.double().mean())
+        total += price(alive) if callable(price) else price * float(alive.double().mean())
     return Calibration(count, total, tuple(passed), tuple(done))
 
 

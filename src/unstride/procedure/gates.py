@@ -16,6 +16,7 @@ from unstride.procedure.aggregate import agreement, entropy, top_class, two_clas
 from unstride.views.policies import IDENTITY, View
 
 MEASURES = ("margin", "probability", "entropy", "agreement")
+CONTEXT = 64  # pixels around a tile
 States = str | tuple[Any, ...]  # "plain", "near:N", or states as `StateSpace.parse` reads them
 
 
@@ -25,12 +26,17 @@ class Gate:
 
     Example: `Gate("margin", below=0.5)`, `Gate(share=0.25)`. Every measure runs from 0 (knows nothing) to 1 (certain):
     `margin` between the two likeliest classes, `probability` of the first, `entropy` as 1 - H / log K, `agreement` as
-    the share of looks so far that give the merged answer.
+    the share of looks so far that give the merged answer. Of a map it is the mean over its pixels.
+
+    With `tile`, segmentation looks again only at squares of that many pixels where the mean is below, with `context`
+    pixels around them: at least as far as the network sees, so that no seam can be seen; a `share` is of the squares.
     """
 
     by: str = "margin"
     below: float | None = None
     share: float | None = None
+    tile: int | None = None
+    context: int = CONTEXT
 
     def __post_init__(self) -> None:
         if self.by not in MEASURES:
@@ -41,9 +47,12 @@ class Gate:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 <= value <= (1.000001 if name == "below" else 1)):
                 raise OptionError(f"gate: got {name}={value!r}, wanted a number from 0 to 1")
+        for name, pixels, least in (("tile", 1 if self.tile is None else self.tile, 1), ("context", self.context, 0)):
+            if not isinstance(pixels, int) or isinstance(pixels, bool) or pixels < least:
+                raise OptionError(f"gate: got {name}={pixels!r}, wanted a whole number of pixels, at least {least}")
 
     def opens(self, sure: Tensor) -> Tensor:
-        """Which of these images (B,) look again."""
+        """Which of these images (B,), or tiles of them (B, rows, columns), look again."""
         if self.below is None:
             raise OptionError(
                 f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known "
@@ -53,7 +62,10 @@ class Gate:
 
     def __str__(self) -> str:
         where = f"{self.by} below {self.below:.4g}" if self.below is not None else f"the least sure by {self.by}"
-        return where if self.share is None else f"{where} ({self.share:.0%} of images)"
+        what = "images" if self.tile is None else f"tiles of {self.tile} px"
+        if self.share is not None:
+            return f"{where} ({self.share:.0%} of {what})"
+        return where if self.tile is None else f"{where} in {what}"
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,10 @@ class Stage:
     def temperature(self, view: View) -> float:
         return self.temperatures[self.views.index(view)] if self.temperatures else 1.0
 
+    def only(self, view: View) -> "Stage":
+        """The same for one of its views."""
+        return Stage((view,), self.states, self.gate, (self.weight(view),), (self.temperature(view),))
+
     def chosen(self, space: StateSpace) -> tuple[State, ...]:
         """The states of one network."""
         if isinstance(self.states, str):
@@ -110,7 +126,10 @@ def near_count(text: str) -> int:
 
 
 def sureness(logits: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
-    """How sure merged logits (B, K) are, (B,), from 0 to 1; `own`: the classes (B,) of each look, for agreement."""
+    """How sure merged logits (B, K) are, (B,), from 0 to 1; `own`: the classes (B,) of each look, for agreement.
+
+    Of a map (B, K, H, W), every pixel: (B, H, W).
+    """
     logits = two_class(logits).float()
     if by == "entropy":
         return 1.0 - entropy(logits)

@@ -5,23 +5,26 @@ What the gates stop costs nothing more: the pictures that go on are put together
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean, top_class
-from unstride.procedure.gates import Stage, sureness
-from unstride.procedure.prediction import cropped
+from unstride.procedure.batch import Batch
+from unstride.procedure.calibrate import Price
+from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.meaning import TASKS, Task
+from unstride.procedure.plans import MULTIPLE, Crop, padded
 from unstride.procedure.tasks import Plan
 from unstride.procedure.temperature import match_temperature
+from unstride.procedure.tiles import Tiling, spread, tile_means
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
 
-Crop = tuple[float, ...] | None
 Fit = Callable[[Tensor], tuple[Tensor, Plan, Crop]]
 
 
@@ -33,8 +36,7 @@ class Look:
     state: State
 
     def __str__(self) -> str:
-        still = not any(map(any, self.state.selections))
-        return str(self.view) if still else f"{self.view} in {self.state}"
+        return str(self.view) if self.state.plain else f"{self.view} in {self.state}"
 
 
 @dataclass(eq=False)
@@ -49,33 +51,54 @@ class Seen:
 
 @dataclass(eq=False)
 class Merged:
-    """The running mean of all looks, picture by picture: of logits, or of probabilities."""
+    """The running mean of all looks, picture by picture, of what the task and `merge` average; or their median."""
 
     merge: str
+    task: Task = TASKS["classification"]
     total: Tensor | None = None
     weight: Tensor | None = None
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)  # every look, only for the median
 
-    def add(self, count: int, rows: list[int], logits: Tensor, weight: float, temperature: float) -> None:
+    def add(
+        self,
+        count: int,
+        rows: list[int],
+        logits: Tensor,
+        weight: float,
+        temperature: float,
+        where: Tensor | None = None,
+    ) -> None:
+        """`where` (rows, 1, H, W): only there."""
         logits = logits.float() / temperature
-        if self.merge == "probabilities":
-            single = logits.shape[1] == 1
-            logits = logits.sigmoid() if single else logits.softmax(1)
-        self.add_mean(count, rows, logits, weight)
+        if self.merge == "median":
+            for i, one in zip(rows, logits, strict=True):
+                self.kept.setdefault(i, []).append(one)
+        else:
+            encoded = self.task.encode(logits, self.merge)
+            self.add_mean(count, rows, encoded, weight if where is None else weight * where)
 
-    def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float) -> None:
+    def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float | Tensor) -> None:
         """What is merged already, such as a stage's own mean."""
         if self.total is None or self.weight is None:
             self.total = logits.new_zeros((count, *logits.shape[1:]))
             self.weight = logits.new_zeros((count, *[1] * (logits.ndim - 1)))
+        if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
+            self.weight = self.weight.expand(count, *weight.shape[1:]).clone()
         self.total[rows] += weight * logits
         self.weight[rows] += weight
 
     def logits(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        if self.merge == "median":
+            chosen = sorted(self.kept)[rows] if isinstance(rows, slice) else rows
+            return torch.stack([_median(self.kept[i]) for i in chosen])
         assert self.total is not None and self.weight is not None
-        mean = self.total[rows] / self.weight[rows]
-        if self.merge == "logits":
-            return mean
-        return mean.logit(1e-7) if mean.shape[1] == 1 else mean.clamp(min=1e-12).log()  # NaN stays NaN in both
+        return self.task.decode(self.total[rows] / self.weight[rows], self.merge)
+
+
+def _median(looks: Sequence[Tensor]) -> Tensor:
+    """Number by number; of an even number of looks, the mean of the two in the middle."""
+    ordered = torch.stack(list(looks)).sort(0).values
+    return (ordered[(len(looks) - 1) // 2] + ordered[len(looks) // 2]) / 2
 
 
 @dataclass(eq=False)
@@ -86,15 +109,22 @@ class Looked:
     macs: list[int]
     counts: list[int]
     stopped: list[str]
-    tops: list[list[Tensor]]  # the class that each look gave, only where a gate asks for agreement
+    tops: list[list[Tensor]]  # what each look said (its class), only where a gate asks for agreement
+    beside: dict[int, Merged] = field(default_factory=dict)  # further maps of the output, by the number of the target
     plain: list[Batch] = field(default_factory=list)  # the plain view's runs: its own answer, and other outputs
     seen: list[Seen] = field(default_factory=list)  # only where it is to be explained
-    sure: list[Tensor] = field(default_factory=list)  # of all pictures before each gate, only when calibrating
+    sure: list[Tensor] = field(default_factory=list)  # of all pictures (or tiles) before each gate, when calibrating
     spent: list[int] = field(default_factory=list)  # MACs of the first picture after each stage
 
     @property
     def plain_macs(self) -> int:
         return self.plain[0].plan.plain_macs
+
+    def tiling(self, view: View, gate: Gate) -> Tiling:
+        """How a view is looked at in parts."""
+        first = self.plain[0]
+        size = first.plan.graph.size if first.crop is None else cropped_size(first.plan.graph.size, first.crop)
+        return Tiling.of(view, gate, size, total_stride(first.plan), 1 if first.crop is None else MULTIPLE)
 
 
 @dataclass(eq=False)
@@ -107,24 +137,26 @@ class Looking:
     merge: str = "logits"
     explain: bool = False
     gated: bool = True  # False: every gate lets everything through, as calibrating wants it
+    task: Task = TASKS["classification"]
 
     def run(self, source: Source) -> Looked:
         count = len(source)
-        out = Looked(Merged(self.merge), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
-        rows = list(range(count))
+        out = Looked(Merged(self.merge, self.task), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
+        rows, tiles = list(range(count)), dict[int, Tensor]()
         kept: list[Batch] = []
         taken: set[Look] = set()
+        gate: Gate | None = None
         for number, stage in enumerate(self.stages):
             if stage.gate is not None:
-                rows = self._pass(stage, out, rows)
+                gate = stage.gate
+                rows, tiles = self._pass(gate, out, rows, tiles)
             if not rows:
                 break
-            known = {v for b in kept for v in b.views}
-            fresh = list(self._start(source, stage, rows, known))
-            if number == 0:  # before anything is taken: maps of other sizes are laid over the plain one
-                out.plain = [b for b in fresh if b.views[0] == IDENTITY]
-            for batch in [*fresh, *(b for b in kept if set(b.views) & set(stage.views))]:
-                self._take(stage, batch, rows, out, taken)
+            fresh = []
+            if tiles and gate is not None:
+                self._parts(source, stage, gate, tiles, out, taken, kept)
+            else:
+                fresh = self._whole(source, stage, rows, out, taken, kept)
             taken |= {Look(v, s) for v in stage.views for s in stage.chosen(out.plain[0].plan.found.space)}
             out.spent.append(out.macs[0])
             later = {v for s in self.stages[number + 1 :] for v in s.views}
@@ -133,23 +165,87 @@ class Looking:
                 batch.run.keep(range(batch.plan.engine.depth) if again else ())
                 kept += [batch] if again else []
         for i in rows:
-            out.stopped[i] = out.stopped[i] or "all looks"
+            share = f" at {float(tiles[i].double().mean()):.0%} of the tiles" if i in tiles else ""
+            out.stopped[i] = out.stopped[i] or f"all looks{share}"
         return out
 
-    def _pass(self, stage: Stage, out: Looked, rows: list[int]) -> list[int]:
-        """The rows that the gate lets through."""
-        gate = stage.gate
-        assert gate is not None
+    def _pass(
+        self, gate: Gate, out: Looked, rows: list[int], tiles: dict[int, Tensor]
+    ) -> tuple[list[int], dict[int, Tensor]]:
+        """The rows, or their tiles, that the gate lets through."""
         own = [torch.stack(looks) for looks in zip(*(out.tops[i] for i in rows), strict=True)]
-        now = sureness(out.merged.logits(rows), gate.by, own)
+        now = self.task.sure(out.merged.logits(rows), gate.by, own)
+        if gate.tile is not None:
+            now = tile_means(now, out.tiling(IDENTITY, gate).size, gate.tile)
+        elif now.ndim > 1:
+            now = now.flatten(1).mean(1)
         if not self.gated:
             out.sure.append(now)
-            return rows
-        opens = gate.opens(now).tolist()
-        for i, again, value in zip(rows, opens, now.tolist(), strict=True):
-            if not again:
-                out.stopped[i] = f"{gate.by} {value:.3f} >= {gate.below:.3g}"
-        return [i for i, again in zip(rows, opens, strict=True) if again]
+            return rows, {}
+        opens = dict(zip(rows, gate.opens(now), strict=True))
+        if gate.tile is not None:
+            opens = {i: again & tiles[i] if i in tiles else again for i, again in opens.items()}
+        for i, value in zip(rows, now, strict=True):
+            if not opens[i].any():
+                out.stopped[i] = f"{gate.by} {float(value.min()):.3f} >= {gate.below:.3g}"
+        going = [i for i in rows if opens[i].any()]
+        return going, {i: opens[i] for i in going} if gate.tile is not None else {}
+
+    def _whole(
+        self, source: Source, stage: Stage, rows: list[int], out: Looked, taken: set[Look], kept: list[Batch]
+    ) -> list[Batch]:
+        """The stage's looks at whole pictures; the runs that were begun for it."""
+        known = {v for b in kept for v in b.views}
+        fresh = list(self._start(source, stage, rows, known))
+        if not out.plain:  # before anything is taken: maps of other sizes are laid over the plain one
+            out.plain = [b for b in fresh if b.views[0] == IDENTITY]
+        for batch in [*fresh, *(b for b in kept if set(b.views) & set(stage.views))]:
+            self._take(stage, batch, rows, out, taken)
+        return fresh
+
+    def _parts(
+        self, source: Source, stage: Stage, gate: Gate, tiles: dict[int, Tensor], out: Looked, taken: set[Look],
+        kept: list[Batch],
+    ) -> None:  # fmt: skip
+        """The stage's looks at open tiles, window by window; a picture that is mostly open is looked at whole."""
+        first = out.plain[0]
+        size = first.out_size(first.plan.targets[0])
+        for view in stage.views:
+            states = [s for s in stage.chosen(first.plan.found.space) if Look(view, s) not in taken]
+            tiling = out.tiling(view, gate)
+            covers = {i: tiling.cover(where) for i, where in tiles.items()} if states else {}
+            whole = [i for i, windows in covers.items() if windows is None]
+            if whole:
+                self._whole(source, stage.only(view), whole, out, taken, kept)
+            for i, windows in covers.items():
+                if windows:
+                    images = source.rows([i]).see(view)
+                    cut = tiling.cut(images if first.crop is None else padded(images)[0], windows)
+                    maps, macs = self._windows(cut, view, states)
+                    logits = back(view, tiling.paste(maps, windows), tiling.size, size)
+                    where = spread(tiles[i], tiling.size, size, tiling.tile)[None, None]
+                    self._add_part(stage, view, states, i, logits, where.to(logits.device), out)
+                    out.macs[i] += macs
+
+    def _windows(self, cut: Tensor, view: View, states: Sequence[State]) -> tuple[Tensor, int]:
+        """Maps of windows (N, C, ...) of one view, and the MACs of all of them."""
+        cut, plan, crop = self.fit(cut)
+        maps, macs = [], 0
+        for part in cut.split(max(1, self.at_once(plan, len(states)))):
+            batch = Batch(plan, plan.engine.start(part), (view,), list(range(len(part))), crop)
+            maps.append(batch.map(view, states, batch.rows))
+            macs += sum(m for _, m in batch.spent(view, batch.rows, len(states)))
+        return torch.cat(maps), macs
+
+    def _add_part(
+        self, stage: Stage, view: View, states: Sequence[State], row: int, logits: Tensor, where: Tensor, out: Looked
+    ) -> None:
+        if self.explain:  # elsewhere the look says what was known before
+            looks = tuple(Look(view, s) for s in states)
+            out.seen.append(Seen(looks, [row], logits.where(where, out.merged.logits([row])), stage.weight(view)))
+        weight = stage.weight(view) * len(states)
+        out.merged.add(len(out.macs), [row], logits, weight, stage.temperature(view), where.float())
+        out.counts[row] += len(states)
 
     def _start(self, source: Source, stage: Stage, rows: list[int], known: set[View]) -> Iterator[Batch]:
         """Runs of the stage's new views over the rows; views of one size run together."""
@@ -177,11 +273,14 @@ class Looking:
         agreement = any(s.gate is not None and s.gate.by == "agreement" for s in self.stages)
         for view in views if here else ():
             states = [s for s in chosen if Look(view, s) not in taken]
-            for of, logits in batch.look(view, states, here, out.plain[0] if out.plain else batch):
+            for of, (logits, *more) in batch.look(view, states, here, out.plain[0] if out.plain else batch):
                 weight = stage.weight(view) * len(of)
                 out.merged.add(len(out.macs), here, logits, weight, stage.temperature(view))
+                for k, further in enumerate(more, 1):
+                    merged = out.beside.setdefault(k, Merged(self.merge, self.task))
+                    merged.add(len(out.macs), here, further, weight, stage.temperature(view))
                 if agreement:
-                    for i, top in zip(here, top_class(logits), strict=True):
+                    for i, top in zip(here, self.task.own(logits), strict=True):
                         out.tops[i].append(top)
                 if self.explain:
                     out.seen.append(Seen(tuple(Look(view, s) for s in of), here, logits, stage.weight(view)))
@@ -191,57 +290,35 @@ class Looking:
                 out.macs[i] += macs
 
 
-@dataclass(eq=False)
-class Batch:
-    """Some rows under way in one or more views of one size: view after view, each with all rows."""
+def part_prices(stages: Sequence[Stage], costs: Sequence[float], run: Looked) -> list[Price]:
+    """What each stage costs, in plain forwards: where it looks at tiles only, by the area of their windows."""
+    prices: list[Price] = []
+    gate: Gate | None = None
+    for stage, cost in zip(stages, costs, strict=True):
+        gate = stage.gate or gate
+        prices.append(cost)
+        if gate is not None and gate.tile is not None:
+            prices[-1] = partial(_part_price, cost, [run.tiling(view, gate) for view in stage.views])
+    return prices
 
-    plan: Plan
-    run: Run
-    views: tuple[View, ...]
-    rows: list[int]
-    crop: Crop
-    counted: dict[int, int] = field(default_factory=dict)
 
-    def places(self, view: View, rows: Sequence[int]) -> list[int]:
-        """Which of the run's images these rows are in this view."""
-        first = self.views.index(view) * len(self.rows)
-        at = {row: first + k for k, row in enumerate(self.rows)}
-        return [at[row] for row in rows]
+def _part_price(cost: float, tilings: Sequence[Tiling], alive: Tensor) -> float:
+    """The mean over pictures whose tiles (N, rows, columns) are open."""
+    areas = [math.prod(t.shown) for t in tilings]
+    shares = [[t.share(where) for where in alive] for t in tilings]
+    return cost * sum(a * sum(own) / len(own) for a, own in zip(areas, shares, strict=True)) / sum(areas)
 
-    def look(
-        self, view: View, states: Sequence[State], rows: Sequence[int], plain: Batch
-    ) -> Iterator[tuple[tuple[State, ...], Tensor]]:
-        """(states, logits) of each state, or of the mean over the states where they are maps, in plain coordinates."""
-        plan, target = self.plan, self.plan.targets[0]
-        zero, places = plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, Tensor]] = []
-        if zero in states:
-            whole = self.run.plain[target.tap]
-            found.append((zero, whole if len(places) == len(whole) else whole[places]))
-        if rest:
-            values = dict(zip(plan.engine.taps, self.run.add([(k, s) for s in rest for k in places]), strict=True))
-            found += list(zip(rest, values[target.tap].tensor_split(len(rest)), strict=True))
-        if plan.task == "classification":
-            for state, value in found:
-                yield (state,), target.finish(value)
-        elif found:
-            logits = cropped(_mean_map(plan, found), self.crop)
-            yield tuple(s for s, _ in found), back(view, logits, plain.plan.graph.size, plain.out_size)
 
-    @property
-    def out_size(self) -> tuple[int, ...]:
-        """(H, W) of the output map."""
-        shape = self.plan.found.trace.shapes[self.plan.targets[0].leaf]
-        return tuple(int(n) for n in cropped(torch.empty(shape, device="meta"), self.crop).shape[2:])
+def total_stride(plan: Plan) -> tuple[int, ...]:
+    """Pixels after which the whole network repeats itself, per axis."""
+    strides = zip(plan.found.strides, plan.found.layers, strict=True)
+    steps = [[round(s * r) for s, r in zip(before, layer.rate, strict=True)] for before, layer in strides]
+    return tuple(math.lcm(*along) for along in zip(*steps, strict=True))
 
-    def spent(self, view: View, rows: Sequence[int], looks: int) -> Iterator[tuple[int, int]]:
-        """(row, MACs) since it was asked last."""
-        head = looks * sum(t.head.macs for t in self.plan.targets if t.head is not None)
-        for place, row in zip(self.places(view, rows), rows, strict=True):
-            now = self.run.macs[place]
-            yield row, now - self.counted.get(place, 0) + head
-            self.counted[place] = now
+
+def cropped_size(size: Sequence[int], crop: Sequence[float]) -> tuple[int, ...]:
+    """Of the picture that was filled up to this size."""
+    return tuple(round(n * share) for n, share in zip(size, crop, strict=True))
 
 
 def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Stage, ...]:
@@ -263,15 +340,3 @@ def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Sta
         replace(s, temperatures=tuple(warm.get(v, 1.0) for v in s.views)) if any(v in warm for v in s.views) else s
         for s in stages
     )
-
-
-def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:
-    """Maps of several states, aligned and averaged, through the network's own upsampling."""
-    target = plan.targets[0]
-    if len(found) == 1 and not any(map(any, found[0][0].selections)):
-        return target.finish(found[0][1])
-    mean = WeightedMean(len(found[0][1]))
-    ones = torch.ones(len(found[0][1]), device=found[0][1].device)
-    for state, value in found:
-        mean.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
-    return target.finish(plan.unmap(mean.value(), found[0][1], target))

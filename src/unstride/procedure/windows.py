@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError
 from unstride.graph.capture import SHAPES, check_images
+from unstride.procedure.prediction import at_size
 
 
 class SlidingWindow(nn.Module):
@@ -53,18 +53,13 @@ class SlidingWindow(nn.Module):
                 sums = [leaf.new_zeros((*leaf.shape[:2], *size)) if is_map else leaf for leaf, is_map in both]
             for k, leaf in enumerate(leaves):
                 if maps[k]:
-                    sums[k][here] += _at_size(leaf, window) * weight
+                    sums[k][here] += at_size(leaf, window) * weight
             total[here] += weight
         out = [s / total.to(s) if is_map else s for s, is_map in zip(sums, maps, strict=True)]
         return pytree.tree_unflatten(out, spec)
 
     def extra_repr(self) -> str:
         return f"window={self.window}, overlap={self.overlap}"
-
-
-def _at_size(leaf: Tensor, window: tuple[int, ...]) -> Tensor:
-    mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(window)]
-    return leaf if leaf.shape[2:] == window else F.interpolate(leaf, window, mode=mode)
 
 
 def starts(extent: int, window: int, overlap: float) -> list[int]:

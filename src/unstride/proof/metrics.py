@@ -63,11 +63,15 @@ class Classification:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """From one confusion matrix of the whole data set. Absent classes are NaN in `iou` and `acc`, and not averaged."""
+    """From one confusion matrix of the whole data set. Absent classes are NaN in `iou` and `acc`, and not averaged.
+
+    `dice`: the mean over classes of 2 |A and B| / (|A| + |B|), of the same areas; a mean over cases is another number.
+    """
 
     miou: float
     aacc: float
     macc: float
+    dice: float
     iou: tuple[float, ...]
     acc: tuple[float, ...]
 
@@ -231,6 +235,7 @@ def summarise_areas(total: Integers) -> Segmentation:
         miou=float(np.nanmean(iou)),
         aacc=float(right.sum() / labelled.sum()),
         macc=float(np.nanmean(acc)),
+        dice=float(np.nanmean(_ratio(2 * right, predicted + labelled))),
         iou=tuple(iou.tolist()),
         acc=tuple(acc.tolist()),
     )

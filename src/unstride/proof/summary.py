@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from unstride.proof import metrics
+from unstride.proof import measures, metrics
 from unstride.proof.metrics import Gain, Scores
 from unstride.proof.runner import Setting
 from unstride.proof.shards import Array, Shard
@@ -28,8 +28,14 @@ def summarise(
 
     `told_apart` is the number of the model's classes; what guessing among them would reach is in the metrics.
     """
-    measured, compare = (_classification if task == "classification" else _segmentation)(whole.values, classes, seed)
-    quality = [one["top1" if task == "classification" else "miou"] for one in measured]
+    own = {"classification": _classification, "segmentation": _segmentation}
+    if task in own:
+        measured, compare = own[task](whole.values, classes, seed)
+        measured = [{**one, "chance": 1 / told_apart} for one in measured]
+    else:
+        measured, compare = measures.summarise(task, whole.values, seed)
+    by = measures.measure_of(task)
+    quality = [-one[by.key] if by.lower else one[by.key] for one in measured]
     plain_macs = whole.values["plain_macs"]
     macs = (whole.values["macs"] * plain_macs[:, None]).sum(0) / plain_macs.sum()
     advised = recommend(quality, macs.tolist(), compare)
@@ -41,7 +47,7 @@ def summarise(
         ratios = [1.0 if k == 0 else shard.seconds[k] / shard.seconds[0] for shard in timed]
         rows.append(
             {
-                "metrics": {**measured[k], "chance": 1 / told_apart},
+                "metrics": measured[k],
                 "gain": {name: value for name, value in asdict(gain).items() if name != "n"},
                 "verdict": "plain" if k == 0 else gain.verdict,
                 "recommended": k == advised,
@@ -80,7 +86,8 @@ def _segmentation(values: Any, classes: Sequence[str], seed: int) -> Measured:
         found = metrics.summarise_areas(areas[:, k].sum(0))
         names = classes if len(classes) == len(found.iou) else [str(c) for c in range(len(found.iou))]
         iou = {name: None if math.isnan(v) else v for name, v in zip(names, found.iou, strict=True)}
-        measured.append({"miou": found.miou, "aacc": found.aacc, "macc": found.macc, "iou": iou})
+        means = {"miou": found.miou, "dice": found.dice, "aacc": found.aacc, "macc": found.macc}
+        measured.append({**means, "iou": iou})
 
     def compare(a: int, b: int) -> Gain:
         changed = tuple(map(int, flips[b])) if a == 0 else (0, 0)  # pixels are counted against the plain network

@@ -79,10 +79,10 @@ def samples_for(spec: str) -> list[Sample]:
     if spec == "sample-segmentation":
         scenes, masks = sample.segmentation_sample(SCENES)
         return [Sample(f"scene {k + 1}", Image.fromarray(scenes[k]), masks[k]) for k in range(len(scenes))]
-    found = [(path, credit) for package, name, credit in PHOTOS if (path := inside(package, name)) is not None]
+    found = [(path, photo) for photo in PHOTOS if (path := inside(photo.package, photo.file)) is not None]
     if not found:  # garments, which another network has other names for
         return [replace(garment, truth=None) for garment in samples_for("sample")]
-    return [Sample(f"{path.stem} ({credit})", open_image(path)) for path, credit in found]
+    return [Sample(f"{photo.truth} ({photo.credit})", open_image(path)) for path, photo in found]
 
 
 def named(options: dict[str, Any]) -> str:

@@ -64,8 +64,8 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
         p, answers, costs, stages = way.prediction, way.answers, way.costs, way.stages
     else:
         p, answers, costs = _searched(better, x, _affordable(plan) if segmenting else BUDGET)
-    if not bool(torch.isfinite(p.logits).all()):
-        raise InputError("the model's answer to this picture is not finite")
+    if p.problem is not None:
+        raise InputError(p.problem)
     view = seen(loaded.preprocess, image)
     told = _segmented(plan, p, answers, loaded, truth) if segmenting else _classified(plan, p, answers, loaded, x)
     if stages is not None:
@@ -153,9 +153,9 @@ def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded,
         heat.append(spread.add(two_class(v.logits[None].float())[0].softmax(0), shift))
         own.append((class_map(v.logits), shift))
     shares = np.stack([np.bincount(m.ravel(), minlength=count) / m.size for m in maps])
-    there = (shares > 0).sum(0)
+    there = np.asarray(shares.any(0))
     if known is not None:
-        there += np.bincount(known.ravel(), minlength=count)
+        there = there | (np.bincount(known.ravel(), minlength=count) > 0)
     shown = [int(k) for k in np.argsort(-(shares[0] + shares[-1]), kind="stable") if there[k]]
     colours = palette(loaded.classes, count).round().astype(int)
     place = np.zeros(count, np.uint8 if len(shown) <= 256 else np.uint16)

@@ -173,6 +173,8 @@ class Studio:
         if key not in self._ready or self._ready[key].sizes() > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
+            if task not in ("classification", "segmentation"):
+                raise InputError(f"the studio shows classes; {loaded.spec} is for {task}: unstride predict --plot")
             options = {"preprocess": loaded.preprocess, **self._options.get(key, {})}
             self._ready[key] = Ready(loaded, prepared(loaded.model, _example(loaded), task, options))
         return self._ready[key]

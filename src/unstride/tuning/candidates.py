@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import near_count
-from unstride.views.canvas import Canvas, Pictures, Source, mirrored
+from unstride.views.canvas import Canvas, Pictures, Source, flips
 from unstride.views.policies import View, parse_view
 
 SIZES = ("small", "medium", "large")
@@ -90,7 +90,7 @@ def usual(units: list[Unit]) -> dict[str, list[Unit]]:
     mirror = [u for u in alone if u.view == parse_view("mirror")]
     corners = [u for u in alone if str(u.view) in _CORNERS]
     sizes = [u for u in alone if any(op.name == "Size" for op in u.view.ops)]
-    still = [u for u in sizes if not any(mirrored(u.view))]
+    still = [u for u in sizes if not flips(u.view)]
     rows = {"flip": mirror}
     if len(corners) == 4:
         rows["five-crop"] = corners

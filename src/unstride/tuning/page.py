@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unstride.show.charts import Chart, Point, Series
 from unstride.show.html import Facts, Section, Table, Text, render_report
-from unstride.tuning.tuned import HEAD, Line, Tuned
+from unstride.tuning.tuned import Line, Tuned
 
 
 def page(tuned: Tuned, title: str) -> str:
@@ -15,7 +15,7 @@ def page(tuned: Tuned, title: str) -> str:
         (f"{100 * last.accuracy:.2f} %", f"{last.name}, on pictures its choice did not see"),
         (f"{last.cost:.2f}", "plain forwards per picture"),
     )
-    shown = Table(HEAD, tuple(line.cells() for line in tuned.lines), strong=frozenset({len(tuned.lines) - 1}))
+    shown = Table(tuned.head, tuple(line.cells() for line in tuned.lines), strong=frozenset({len(tuned.lines) - 1}))
     return render_report(
         title,
         [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from unstride.enhanced import Enhanced
+from unstride.errors import OptionError
 from unstride.recipe import Recipe, write
 from unstride.tuning.certificate import Certificate
+from unstride.tuning.conformal import Conformal, conformal
+from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
 
 
@@ -58,12 +61,29 @@ class Tuned:
     certificate: Certificate
     verdict: str
     better: Enhanced
-    pool: Pool
+    pool: Pool | Pixels
     notes: tuple[str, ...] = ()
     held_out: Tensor | None = field(default=None, repr=False)  # (N, K): each picture by a recipe that did not see it
+    again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other pictures
+    metric: str = "accuracy %"
+
+    def conformal(self, alpha: float = 0.1, score: str = "lac") -> Conformal:
+        """Sets of classes with the right one in at least 1 - alpha of them; see `unstride.tuning.conformal`.
+
+        Example: `tuned.conformal(alpha=0.1).sets(images)`. The threshold is set by pictures that had no part in the
+        choice of the recipe it goes with.
+        """
+        if self.again is None or not isinstance(self.pool, Pool):
+            raise OptionError("sets of classes are for classification that was tuned with labels")
+        return conformal(self.pool, self.again, self.better, alpha, score)
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """Of the table."""
+        return ("", self.metric, *HEAD[2:])
 
     def table(self) -> list[tuple[str, ...]]:
-        return [HEAD, *(line.cells() for line in self.lines)]
+        return [self.head, *(line.cells() for line in self.lines)]
 
     def __str__(self) -> str:
         rows = self.table()

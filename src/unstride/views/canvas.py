@@ -6,7 +6,8 @@ Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY, View
 
 PLACING = {"Size", "Field", "ShiftX", "ShiftY", "FiveCrop"}
+FLIPS = {"FlipLR": -1, "FlipUD": -2, "FlipFB": -3}  # the axis that each turns round; only volumes have the third
 _MARGIN = 8 / 7  # of a canvas around its crop: 256 for 224
 
 
@@ -71,24 +73,28 @@ def place(view: View, size: tuple[int, int], margin: tuple[float, float] = (0.0,
 
 
 def _sized(side: int, scale: float) -> int:
-    """A scaled side, as even as the plain one: 224 at 1.3 is 288, whose half is whole as often."""
+    """A scaled side, as even as the plain one: 224 at 1.3 is 288, whose half is whole as often.
+
+    An odd side keeps its form, too: upsampling that lays corner cells on corner pixels wants sizes of 8 n + 1.
+    """
     if scale == 1:
         return side
-    step = 1
-    while side % (2 * step) == 0 and side // (2 * step) >= 7:
+    step, odd = 1, side % 2
+    even = side - odd
+    while even % (2 * step) == 0 and even // (2 * step) >= 7:
         step *= 2
-    return max(step, round(side * scale / step) * step)
+    return max(step, round((side * scale - odd) / step) * step) + odd
 
 
-def mirrored(view: View) -> tuple[bool, bool]:
-    """(upside down, left to right)."""
-    flips = [op.name for op in view.ops if op.value is not False]
-    return flips.count("FlipUD") % 2 == 1, flips.count("FlipLR") % 2 == 1
+def flips(view: View) -> list[int]:
+    """The axes that a view turns round, counted from the last: [-1] is mirrored left to right."""
+    names = [op.name for op in view.ops if op.value is not False]
+    return [axis for name, axis in FLIPS.items() if names.count(name) % 2 == 1]
 
 
 def others(view: View) -> View | None:
     """The ops that change what is shown, not where it is looked at; None without any."""
-    rest = tuple(op for op in view.ops if op.name not in PLACING | {"Identity", "FlipLR", "FlipUD"})
+    rest = tuple(op for op in view.ops if op.name not in {*PLACING, "FlipLR", "FlipUD", "Identity"})
     return View(rest) if rest else None
 
 
@@ -167,12 +173,14 @@ class Block:
         return Block(self.pixels[list(chosen)])
 
     def see(self, view: View) -> Tensor:
-        flips = {"FlipLR": -1} if len(self.size) == 1 else {"FlipLR": -1, "FlipUD": -2}
-        strange = [op.name for op in view.ops if op.name not in {"Identity", *flips}]
+        axes = len(self.size)
+        known = {"Identity", *(name for name, axis in FLIPS.items() if -axis <= axes)}
+        strange = [op.name for op in view.ops if op.name not in known]
         if strange:
-            raise OptionError(f"view {view}: {strange[0]} is for pictures (B, C, H, W); this has {len(self.size)} axes")
-        dims = [d for d, flip in zip((-2, -1), mirrored(view), strict=True) if flip]
-        return self.pixels.flip(dims) if dims else self.pixels
+            raise OptionError(
+                f"view {view}: {strange[0]} is not for what has {axes} axes; there are {', '.join(sorted(known))}"
+            )
+        return self.pixels.flip(dims) if (dims := flips(view)) else self.pixels
 
 
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -188,12 +196,11 @@ def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 def back(view: View, output: Tensor, size: tuple[int, ...], out_size: tuple[int, ...]) -> Tensor:
     """A map (B, K, h, w) of a view of `size` pictures, brought back over the plain view's own map of `out_size`."""
     names = {op.name for op in view.ops}
-    if names - {"Identity", "FlipLR", "FlipUD", "Size"}:
+    if names - {"Identity", "Size", *FLIPS}:
         from unstride.views import views
 
         return views.undo(view, output, (size[0], size[1]), (out_size[0], out_size[1]))[0]
-    dims = [d for d, flip in zip((-2, -1), mirrored(view), strict=True) if flip]
-    output = output.flip(dims) if dims else output
+    output = output.flip(dims) if (dims := flips(view)) else output
     if tuple(output.shape[2:]) == out_size:
         return output
     return interpolate(output, out_size, mode="bilinear", align_corners=False, antialias=True)
@@ -213,9 +220,7 @@ def changed(seen: Tensor, view: View, preprocess: Preprocess | None) -> Tensor:
         pixels = seen if preprocess is None else preprocess.denormalise(seen).clamp(0, 1)
         pixels = views.apply(rest, pixels)
         seen = pixels if preprocess is None else preprocess.normalise(pixels)
-    down, across = mirrored(view)
-    dims = [d for d, flip in ((-2, down), (-1, across)) if flip]
-    return seen.flip(dims) if dims else seen
+    return seen.flip(dims) if (dims := flips(view)) else seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,3 +298,20 @@ def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
         return Pictures(list(images), preprocess)
     raise InputError(f"images: got {type(given).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
+
+
+def batches(pictures: Any) -> Iterator[Any]:
+    """What a model takes, or a loader of that, with or without labels -> batches."""
+    if isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas):
+        for batch in pictures:
+            yield batch[0] if isinstance(batch, list | tuple) else batch
+    else:
+        yield pictures
+
+
+def casting(source: Source, precision: str | None) -> AbstractContextManager[Any]:
+    """Autocast to a precision, where the pictures are; nothing without one."""
+    if precision is None:
+        return nullcontext()
+    device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
+    return torch.autocast(device, getattr(torch, precision))

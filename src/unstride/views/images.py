@@ -20,6 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from unstride.errors import DataError, InputError, OptionError
+from unstride.views.volumes import Volume
 
 Array = np.ndarray[Any, Any]
 _T = TypeVar("_T")
@@ -217,9 +218,16 @@ class Preprocess:
                 f"mean {self.mean} and std {self.std}: {self.channels} images want {wanted} of each, and std above 0"
             )
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """PIL image -> float32 (C, H, W)."""
-        return self.normalise(self.pixels(image))
+    def __call__(self, image: Image.Image | Volume) -> Tensor:
+        """PIL image -> float32 (C, H, W); a volume -> (C, X, Y, Z), its own values less the mean, by the deviation."""
+        if not isinstance(image, Volume):
+            return self.normalise(self.pixels(image))
+        if self.resize is not None or self.crop is not None:
+            raise OptionError(
+                f"a volume of {' x '.join(map(str, image.size))} is seen whole, but the preprocessing is: {self}. Give "
+                "the model Preprocess(resize=None, crop=None, mean=(0,), std=(1,), channels='L') or its own numbers"
+            )
+        return image.normalised(self.mean, self.std)
 
     def pixels(self, image: Image.Image) -> Tensor:
         """PIL image -> float32 (C, H, W) in 0..1: everything but the normalisation."""

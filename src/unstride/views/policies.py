@@ -57,6 +57,7 @@ RULES: dict[str, Rule] = {
     "Identity": Rule(),
     "FlipLR": Rule(choices=(None, True, False)),
     "FlipUD": Rule(base=1.0),
+    "FlipFB": Rule(base=1.0),  # front to back, of volumes
     "Invert": Rule(base=1.0),
     "PIL_Blur": Rule(base=0.5),
     "PIL_Smooth": Rule(base=0.25),

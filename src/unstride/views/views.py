@@ -207,6 +207,10 @@ def _shift_back(output: Tensor, op: Op, size: Size) -> Tensor:
     return F.crop(output, step, 0, h, w)
 
 
+def _of_volumes(image: Picture, op: Op) -> Picture:
+    raise OptionError(f"{op} turns volumes (B, C, D, H, W) front to back; a picture has no such axis.")
+
+
 def _elsewhere(image: Picture, op: Op) -> Picture:
     raise OptionError(f"{op} says where a look is taken, so it belongs in the stages of a recipe, not in a TTA policy.")
 
@@ -215,6 +219,7 @@ ACTS: dict[str, Act] = {
     "Identity": Act(lambda image, op: image, "order"),
     "FlipLR": Act(_flip_lr, "order", lambda output, op, size: output.flip(-1)),
     "FlipUD": Act(lambda image, op: F.vertical_flip(image), "order", lambda output, op, size: output.flip(-2)),
+    "FlipFB": Act(_of_volumes, "order", None),
     "Invert": Act(lambda image, op: F.invert(image)),
     "PIL_Blur": Act(_filter(ImageFilter.BLUR)),
     "PIL_Smooth": Act(_filter(ImageFilter.SMOOTH)),

@@ -1,0 +1,294 @@
+"""What a network says at some labelled pixels of every picture, in every look: segmentation recipes are simulated here.
+
+A map of each look of each picture would fill a disk, and neighbouring pixels say much the same: of each picture a fixed
+sample of labelled pixels is kept, as half-precision logits in the plain picture's coordinates, a file for each picture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from unstride.data import Dataset
+from unstride.enhanced import Enhanced
+from unstride.errors import ArtefactError, DataError
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.distributed import World
+from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.jobs.progress import progress as show_progress
+from unstride.procedure.aggregate import two_class
+from unstride.procedure.batch import Batch
+from unstride.procedure.gates import Gate, sureness
+from unstride.procedure.looks import Look, total_stride
+from unstride.procedure.plans import MULTIPLE
+from unstride.procedure.tiles import Tiling, tile_means, tile_of
+from unstride.procedure.windows import starts
+from unstride.proof.metrics import IGNORE
+from unstride.tuning.candidates import Unit
+from unstride.tuning.pool import Work
+from unstride.views.canvas import Canvas, Pictures, Source
+from unstride.views.policies import IDENTITY, View
+from unstride.views.volumes import Volume
+
+KIND = "pixels"
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One labelled picture, and what identifies it. `mask` (H, W): classes, 255 where there is none."""
+
+    key: str
+    source: Source
+    mask: Tensor
+
+
+def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = None) -> Iterator[Scene]:
+    """A data set, or batches of (images, masks), picture by picture; with `window`, larger ones in such squares."""
+    for scene in _pictures(data, like):
+        if window is None or max(scene.source.size) <= window:
+            yield scene
+            continue
+        x = scene.source.see(IDENTITY)
+        if tuple(x.shape[2:]) != tuple(scene.mask.shape):
+            raise DataError("windows need pictures as large as their masks: a preprocessing that does not resize")
+        h, w = (min(n, window) for n in x.shape[2:])
+        for top in starts(x.shape[2], h, 0.0):
+            for left in starts(x.shape[3], w, 0.0):
+                cut = x[:, :, top : top + h, left : left + w]
+                key = hashlib.sha256(f"{scene.key} {window} {top} {left}".encode()).hexdigest()[:24]
+                yield Scene(key, Canvas(cut), scene.mask[top : top + h, left : left + w])
+
+
+def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
+    if isinstance(data, Dataset):
+        for i in range(len(data)):
+            item = data[i]
+            try:
+                image, mask = item.read()
+            except (DataError, OSError) as error:
+                print(f"left out: {item.id}: {error}")
+                continue
+            if isinstance(image, Volume):
+                raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
+            key = hashlib.sha256(repr((data.fingerprint(), item.id)).encode()).hexdigest()[:24]
+            yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask))
+        return
+    loader: Iterable[Any] = data
+    for images, masks in loader:
+        known = torch.as_tensor(masks)
+        if known.ndim != 3 or len(known) != len(images) or known.is_floating_point():
+            raise DataError(f"masks: got {known.dtype} {tuple(known.shape)}, wanted classes (B, H, W), 255 for none")
+        for own, mask in zip(images.to(like), known, strict=True):
+            yield Scene(digest({"x": own[None], "y": mask})[:24], Canvas(own[None]), mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """Of one picture: logits (1 + U, P, K) of the plain look and each unit at P pixels, their classes, what each costs.
+
+    `at` (P,): which tile a pixel is in; `sure` (rows, columns): the plain margin of each tile; `stands`: how many
+    labelled pixels of the picture one of these stands for.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    at: Tensor
+    sure: Tensor
+    costs: Tensor  # (U,) of the whole picture, in plain forwards
+    size: tuple[int, int]
+    stands: float
+    pixels: Tensor  # (P,) where they lie, row by row
+    filled: int  # what pictures are filled up to a multiple of
+    stride: tuple[int, ...]
+    shares: dict[tuple[View, float], float] = field(default_factory=dict)
+
+    def share(self, view: View, gate: Gate, below: float) -> float:
+        """Of a view's area that is computed for the tiles that are less sure; 1: the picture is looked at whole."""
+        if (view, below) not in self.shares:
+            tiling = Tiling.of(view, gate, self.size, self.stride, self.filled)
+            self.shares[view, below] = tiling.share(~(self.sure >= below))
+        return self.shares[view, below]
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """All pictures together: probabilities (1 + U, M, K) at M pixels, and which picture each is of."""
+
+    units: tuple[Unit, ...]
+    gate: Gate  # tile and context
+    p: Tensor
+    labels: Tensor
+    picture: Tensor
+    at: Tensor
+    said: tuple[Said, ...]
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], gate: Gate, said: Sequence[Said]) -> Pixels:
+        p = torch.cat([two_class(s.logits.float(), 2).softmax(2) for s in said], 1)
+        count = [len(s.labels) for s in said]
+        picture = torch.arange(len(said)).repeat_interleave(torch.tensor(count))
+        labels, at = (torch.cat([getattr(s, name) for s in said]) for name in ("labels", "at"))
+        return cls(tuple(units), gate, p, labels, picture, at, tuple(said))
+
+    def __len__(self) -> int:
+        return len(self.said)
+
+    def rows(self, chosen: Sequence[int]) -> Pixels:
+        """The same for some of the pictures."""
+        number = torch.full((len(self),), -1)
+        number[list(chosen)] = torch.arange(len(chosen))
+        kept = (number[self.picture] >= 0).nonzero()[:, 0]
+        order = kept[number[self.picture[kept]].argsort(stable=True)]
+        said = tuple(self.said[i] for i in chosen)
+        values = {n: getattr(self, n)[order] for n in ("labels", "at")}
+        return replace(self, p=self.p[:, order], picture=number[self.picture[order]], said=said, **values)
+
+    def count(self, unit: int) -> int:
+        """Looks of a unit beside the plain one."""
+        own = self.units[unit]
+        return own.count - (1 if own.view == IDENTITY else 0)
+
+    def opened(self, below: float) -> Tensor:
+        """(M,): which pixels are in a tile that looks again."""
+        return torch.cat([(~(s.sure.flatten() >= below))[s.at] for s in self.said])
+
+    def cost(self, unit: int, below: float | None) -> Tensor:
+        """(N,): what a unit costs beside the plain look, where its tiles are less sure than that."""
+        whole = torch.stack([s.costs[unit] for s in self.said])
+        if below is None:
+            return whole
+        shares = torch.tensor(self.shares(unit, below), dtype=whole.dtype)
+        again = self.units[unit].view == IDENTITY  # a window begins with the plain state, which the whole has already
+        return shares * (whole + (shares < 1) * again)
+
+    def shares(self, unit: int, below: float) -> list[float]:
+        """Of each picture's area that a unit computes."""
+        return [s.share(self.units[unit].view, self.gate, below) for s in self.said]
+
+
+def looks_of(unit: Unit, work: Work) -> list[Look]:
+    """A unit's looks beside the plain one."""
+    plain = Look(IDENTITY, work.near[0])
+    return [look for s in work.near[: unit.count] if (look := Look(unit.view, s)) != plain]
+
+
+@torch.no_grad()
+def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pixels: int | None) -> Said:
+    """Every unit of looks at one picture."""
+    images, plan, crop = better.fitted(scene.source.see(IDENTITY))
+    first = Batch(plan, plan.engine.start(images), (IDENTITY,), [0], crop)
+    zero = plan.found.space.zero
+    _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
+    chosen = sampled(scene, pixels)
+    size = (int(scene.source.size[0]), int(scene.source.size[1]))
+    assert gate.tile is not None
+    maps, costs = [_at(plain, scene.mask, chosen)], []
+    for unit in units:
+        images, own, crop = better.fitted(scene.source.see(unit.view))
+        work = Work.of(own, unit.count)
+        states = [look.state for look in looks_of(unit, work)]
+        batch = first if unit.view == IDENTITY else Batch(own, own.engine.start(images), (unit.view,), [0], crop)
+        _, (logits,) = next(batch.look(unit.view, states, [0], first))
+        maps.append(_at(logits, scene.mask, chosen))
+        seen = states if zero in states else [zero, *states]
+        beside = work.macs(seen) - (work.macs([zero]) if unit.view == IDENTITY else 0)
+        costs.append(beside / plan.plain_macs)
+    means = tile_means(sureness(plain, "margin"), size, gate.tile)[0].float().cpu()
+    y, x = (tile_of(size[a], scene.mask.shape[a], gate.tile) for a in (0, 1))
+    width = scene.mask.shape[1]
+    at = y[chosen // width] * means.shape[1] + x[chosen % width]
+    labels = scene.mask.flatten()[chosen].long()
+    stands = float((scene.mask != IGNORE).sum()) / max(1, len(chosen))
+    return Said(
+        torch.stack(maps), labels, at, means, torch.tensor(costs, dtype=torch.float64), size, stands, chosen,
+        1 if first.crop is None else MULTIPLE, total_stride(plan),
+    )  # fmt: skip
+
+
+def sampled(scene: Scene, pixels: int | None) -> Tensor:
+    """Places of labelled pixels: all of them, or so many, the same every time."""
+    known = (scene.mask.flatten() != IGNORE).nonzero()[:, 0]
+    if pixels is None or len(known) <= pixels:
+        return known
+    seed = int(scene.key[:8], 16)
+    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:pixels]].sort().values
+
+
+def _at(logits: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
+    """(P, K) of a map (1, K, h, w), laid over the mask."""
+    if tuple(logits.shape[2:]) != tuple(mask.shape):
+        logits = interpolate(logits.float(), mask.shape, mode="bilinear", align_corners=False)
+    return logits[0].flatten(1)[:, chosen.to(logits.device)].T.half().cpu()
+
+
+def gather_pixels(
+    better: Enhanced, given: Sequence[Scene], units: Sequence[Unit], gate: Gate, pixels: int | None, folder: Path,
+    us: World, show: bool,
+) -> Pixels:  # fmt: skip
+    """Everything once, into a file for each picture; what is there already is not computed again."""
+    asked = (fingerprint(better.model), [(u.view.spec(), u.states) for u in units], gate.tile, pixels)
+    name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    files = [folder / f"{name}-{scene.key}.safetensors" for scene in given]
+    mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
+    with show_progress("looking", len(mine), show and us.leads and bool(mine)) as advance:
+        for i in mine:
+            _store(files[i], listen(better, given[i], units, gate, pixels))
+            advance(1, "")
+    us.wait()
+    found = [_stored(file) for file in files]
+    if any(f is None for f in found):
+        raise DataError(f"{folder}: not all pictures can be read back; do all processes see the same folder?")
+    return Pixels.of(units, gate, [f for f in found if f is not None])
+
+
+def _store(file: Path, said: Said) -> None:
+    tensors = {name: getattr(said, name) for name in ("logits", "labels", "at", "sure", "costs", "pixels")}
+    tensors["numbers"] = torch.tensor([*said.size, said.stands, said.filled, *said.stride], dtype=torch.float64)
+    write_artefact(file, tensors, {"kind": KIND})
+
+
+def _stored(file: Path) -> Said | None:
+    try:
+        if not file.is_file():
+            return None
+        tensors = read_artefact(file, KIND)[0]
+    except ArtefactError:
+        return None  # damaged: made again
+    h, w, stands, filled, *stride = tensors.pop("numbers").tolist()
+    t: dict[str, Any] = dict(tensors)
+    return Said(**t, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A recipe on the pixels: merged probabilities (M, K), and what each picture costs (N,)."""
+
+    p: Tensor
+    costs: Tensor
+
+
+def simulate_pixels(pool: Pixels, units: Sequence[int], below: float | None = None) -> Seen:
+    """The mean of the plain look and these units, where tiles are less sure than `below` (everywhere: None).
+
+    A picture whose windows would be as much work as the whole is looked at whole, as when it is run.
+    """
+    total, weight = pool.p[0].clone(), torch.ones(len(pool.labels), 1)
+    costs = torch.ones(len(pool), dtype=torch.float64)
+    opened = torch.ones(len(pool.labels), dtype=torch.bool) if below is None else pool.opened(below)
+    for u in units:
+        count = pool.count(u)
+        where = opened
+        if below is not None:
+            whole = torch.tensor([share >= 1 for share in pool.shares(u, below)])
+            where = opened | whole[pool.picture]
+        total[where] += count * pool.p[1 + u][where]
+        weight[where] += count
+        costs += pool.cost(u, below)
+    return Seen(total / weight, costs)

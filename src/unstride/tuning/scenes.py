@@ -1,0 +1,101 @@
+"""Tuning for segmentation: `unstride.tune(model, data, task="segmentation", objective="miou", cost=2)`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unstride.enhanced import Enhanced
+from unstride.errors import DataError, OptionError
+from unstride.jobs.distributed import world
+from unstride.procedure.gates import CONTEXT, Gate
+from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
+from unstride.recipe import Recipe, get
+from unstride.tuning.candidates import candidates, usual
+from unstride.tuning.certificate import Measured, in_sequence, verdict
+from unstride.tuning.choose import fold_of
+from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
+from unstride.tuning.gather import usable
+from unstride.tuning.pixels import Pixels, Scene, gather_pixels, simulate_pixels
+from unstride.tuning.tuned import Line, Tuned
+
+LEAST = 10  # pictures: with fewer nothing can be said
+PIXELS = 300_000  # of all pictures together, about
+_SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
+
+
+def tune_scenes(
+    better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], pool: str, objective: str,
+    guard: float | None, cache_dir: str | Path | None, seed: int, progress: bool,
+) -> Tuned:  # fmt: skip
+    """The best recipe under the last of the ceilings, and its proof by bootstrap over pictures."""
+    if objective not in OBJECTIVES:
+        raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
+    if len(given) < LEAST:
+        raise DataError(f"{len(given)} labelled pictures are too few to choose by; give at least {LEAST}")
+    units, _, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
+    tile = 32 if min(given[0].source.size) >= _SMALL else 16
+    gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)
+    each = min(4096, max(256, PIXELS // len(given)))
+    with ExitStack() as stack:
+        us = stack.enter_context(world())
+        folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = gather_pixels(better, given, units, gate, each, folder, us, progress)
+    return Mapped(found, better, objective, seed).tuned(ceilings, guard, left_out)
+
+
+class Mapped:
+    """A pool of pixels, and all that is chosen and proved from it."""
+
+    def __init__(self, pool: Pixels, better: Enhanced, objective: str, seed: int) -> None:
+        self.pool, self.better, self.objective, self.seed = pool, better, objective, seed
+        self.folds = fold_of(len(pool), FOLDS, seed + 1)
+        self.plain = areas(pool, pool.p[0])
+        self.right = pool.p[0].argmax(1) == pool.labels
+
+    def tuned(self, ceilings: Sequence[float], guard: float | None, left_out: Sequence[str]) -> Tuned:
+        pool, cost = self.pool, ceilings[-1]
+        lines = [self.line("plain", pool.p[0], torch.ones(len(pool)))]
+        for name, units in usual(list(pool.units)).items():
+            seen = simulate_pixels(pool, [pool.units.index(u) for u in units])
+            lines.append(self.line(name, seen.p, seen.costs, ", ".join(map(str, units))))
+        frontier: dict[float, Recipe] = {}
+        for ceiling in ceilings:
+            places = choose_pixels(pool, ceiling, self.objective, self.seed)
+            name = f"tuned for {ceiling:g}"
+            frontier[ceiling] = Recipe(name, "segmentation", stages_of(places, pool), "probabilities")
+            lines.append(self.line(name, *self.crossed(ceiling), places.told(pool)))
+        proofs = [line.certificate for line in lines[-len(ceilings) :]]
+        proof, recipe = proofs[-1], frontier[cost]
+        words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), list(ceilings), guard)
+        if guard is not None and 100 * proof.low < -guard:
+            recipe, places = get("plain", "segmentation").changed(name="guarded"), Places()
+        spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
+        ours = self.better.with_options(recipe=recipe)
+        notes = tuple(f"left out: {why}" for why in left_out)
+        return Tuned(recipe, spent, frontier, tuple(lines), proof, words, ours, pool, notes, metric="mIoU %")
+
+    def crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:
+        """Probabilities (M, K) and costs (N,) of each picture by a recipe that was chosen without it."""
+        p, costs = torch.empty_like(self.pool.p[0]), torch.ones(len(self.pool), dtype=torch.float64)
+        for k in range(FOLDS):
+            train, held = ((self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0])
+            places = choose_pixels(self.pool.rows(train.tolist()), ceiling, self.objective, self.seed)
+            seen = simulate_pixels(self.pool.rows(held.tolist()), places.units, places.below)
+            p[(self.folds == k)[self.pool.picture]], costs[held] = seen.p, seen.costs
+        return p, costs
+
+    def line(self, name: str, p: Tensor, costs: Tensor, what: str = "") -> Line:
+        now: Integers = areas(self.pool, p)
+        gain = compare_segmentation(self.plain, now)
+        right, stands = p.argmax(1) == self.pool.labels, torch.tensor([s.stands for s in self.pool.said])
+        each = stands[self.pool.picture]
+        turned = [round(float(each[a & ~b].sum())) for a, b in ((right, self.right), (self.right, right))]
+        proof = Measured(len(self.pool), turned[0], turned[1], gain.low, gain.high, gain.gain)
+        nll = float(losses(self.pool, p, "likelihood").mean())
+        return Line(name, summarise_areas(now.sum(0)).miou, nll, proof, float(costs.mean()), what)
