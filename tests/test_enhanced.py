@@ -220,6 +220,6 @@ def test_bad_input_is_typed(net: nn.Module, images: torch.Tensor, better: unstri
     with pytest.raises(InputError, match="preprocessing"):
         better((images * 255).byte())
     with pytest.raises(CaptureError, match="task='segmentation'"):
-        unstride.enhance(nn.Conv2d(3, 4, 3, 2), images[:1])
+        unstride.enhance(nn.Conv2d(3, 4, 3, 2), images[:1], task="classification")
     with pytest.raises(NothingToSubsample):
         unstride.enhance(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), images[:1])

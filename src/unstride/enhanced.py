@@ -5,9 +5,10 @@ picture -> views -> looks -> engine -> gates ... -> merged -> what the model ret
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,31 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from unstride.errors import InputError, OptionError
-from unstride.graph.capture import check_images, wanted_axes
+from unstride.errors import InputError, OptionError, TaskAssumed
+from unstride.graph.capture import check_images, exporting, wanted_axes
 from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
+from unstride.models.tasks import ASSUMED, task_of
 from unstride.models.weights import place, under_model
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
 from unstride.procedure.familiar import warn_states
+from unstride.procedure.features import finer_features
 from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages, part_prices
-from unstride.procedure.options import Options
+from unstride.procedure.meaning import TASKS
+from unstride.procedure.options import Options, each_budget
 from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
-from unstride.recipe import Recipe, get
+from unstride.recipe import Recipe
 from unstride.recipe.recipe import SEARCH
 from unstride.recipe.saving import Saved, opened, read_saved, write_saved
-from unstride.views.canvas import Block, Canvas, Source, as_source
+from unstride.views.canvas import Canvas, Source, as_source, batches, casting
 from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY
-
-MOST_BUDGETS = 4096
 
 
 class Enhanced(nn.Module):
@@ -62,13 +64,13 @@ class Enhanced(nn.Module):
     ) -> None:
         super().__init__()
         check_run(max_bytes, optimise)
-        self.model, self.recipe = model, recipe
-        self.max_bytes, self.optimise = max_bytes, optimise
+        self.model, self.recipe, self.max_bytes, self.optimise = model, recipe, max_bytes, optimise
         self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
         self.training = False  # it always runs as in evaluation
         self.register_load_state_dict_pre_hook(under_model)
+        self.assumed = ""  # what the output is taken for, where neither the user nor the model's library said it
 
     @property
     def task(self) -> str:
@@ -128,9 +130,7 @@ class Enhanced(nn.Module):
         with self.plans.lock:
             if self.attention is None:
                 self.attention = Attention(plan.channels).to(plan.graph.device)
-        if self.attention.channels != plan.channels:
-            made, has = self.attention.channels, plan.channels
-            raise OptionError(f"the attention was made for {made} channels, this map has {has}")
+        self.attention.check(plan.channels)
 
     # -- use
     def forward(self, images: Any = None, **inputs: Any) -> Any:
@@ -139,7 +139,7 @@ class Enhanced(nn.Module):
         `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
         a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
         """
-        if torch.compiler.is_exporting():
+        if exporting():
             raise OptionError(
                 "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
@@ -152,14 +152,30 @@ class Enhanced(nn.Module):
                 return self.run(source.see(IDENTITY), ())[0]
             return self._answer(*self._looked(source))
 
+    def features(self, images: Any, finer: int = 1) -> Tensor:
+        """Dense features (B, C, h, w) after the looks of the recipe, with `task="features"`; tokens come as their map.
+
+        Example: `better.features(images, finer=2)`: states half a cell apart, stitched to (B, C, 2 h, 2 w).
+        """
+        if self.task != "features":
+            raise OptionError(f"task is {self.task!r}: give unstride.enhance(model, example, task='features')")
+        source = self._source(images)
+        with self._cast(source):
+            if finer == 1:
+                return self._main(*self._looked(source))
+            seen, plan, _ = self.fitted(source.see(IDENTITY))
+            return finer_features(plan, seen, finer)
+
     def explain(self, images: Any) -> list[Prediction]:
         """One Prediction per image: final and plain logits, the looks that were taken, why it ended, what it cost."""
         source = self._source(images)
         with self._cast(source):
-            if not self.recipe.stages:
-                return self.run(source.see(IDENTITY), (), explain=True)[2]
-            looked, plan, crop = self._looked(source, explain=True)
-            return assemble.looked_predictions(looked, self._main(looked, plan, crop))
+            if self.recipe.stages:
+                looked, plan, crop = self._looked(source, explain=True)
+                found = assemble.looked_predictions(looked, self._main(looked, plan, crop))
+            else:
+                found = self.run(source.see(IDENTITY), (), explain=True)[2]
+            return [replace(p, assumed=self.assumed) for p in found]
 
     def curve(self, images: Tensor, budgets: Sequence[int]) -> dict[int, Tensor]:
         """Logits of the main output at several budgets from one search: a search to 15 has visited the search to 4."""
@@ -168,14 +184,16 @@ class Enhanced(nn.Module):
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
         check_images(images)
-        asked = _budgets(budgets)
+        asked = each_budget(budgets)
         _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
-        """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
+        """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
         with self._cast(source):
+            if not self.recipe.stages:
+                return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
@@ -194,7 +212,7 @@ class Enhanced(nn.Module):
         """
         if not self.recipe.stages:
             raise OptionError("this recipe has no stages, so there are no gates to set; take recipe='default'")
-        runs = [self._looked(source, explain=True, gated=False)[0] for source in self._batches(pictures)]
+        runs = [self._looked(source, explain=True, gated=False)[0] for source in map(self._source, batches(pictures))]
         sure = [torch.cat(parts) for parts in zip(*(r.sure for r in runs), strict=True)]
         spent = [m / runs[0].plain_macs for m in runs[0].spent]
         costs = [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
@@ -210,7 +228,7 @@ class Enhanced(nn.Module):
         Example: `print(better.doubts(images))`. A few dozen pictures are enough.
         """
         near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
-        said = [near._looked(source, explain=True)[0].seen for source in self._batches(pictures)]
+        said = [near._looked(source, explain=True)[0].seen for source in map(self._source, batches(pictures))]
         if self.task != "classification":
             raise OptionError(f"doubts are told for classification, this is {self.task}")
         looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
@@ -224,11 +242,12 @@ class Enhanced(nn.Module):
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
             base = "paper"
-        base = get(base, self.task, wanted_axes(self.model))
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
-        preprocess = changes.pop("preprocess", self.preprocess)
-        other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
-        other._plans, other.attention = self.plans, self.attention  # plans of another setup will be made anew
+        kept = opened(base, self.model, changes.pop("preprocess", self.preprocess), self.task)
+        other = Enhanced(self.model, kept.recipe.changed(**changes), max_bytes, optimise, kept.preprocess)
+        other._plans = self.plans  # plans of another setup will be made anew
+        other.attention = kept.attention or self.attention
+        other.assumed = self.assumed if other.task == self.task else ""
         return other
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
@@ -267,32 +286,19 @@ class Enhanced(nn.Module):
         return as_source(images, self.preprocess)
 
     def _cast(self, source: Source) -> AbstractContextManager[Any]:
-        if self.recipe.precision is None:
-            return nullcontext()
-        device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
-        return torch.autocast(device, getattr(torch, self.recipe.precision))
-
-    def _batches(self, pictures: Any) -> Iterable[Source]:
-        if isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas):
-            for batch in pictures:
-                yield self._source(batch[0] if isinstance(batch, list | tuple) else batch)
-        else:
-            yield self._source(pictures)
+        return casting(source, self.recipe.precision)
 
     def _looked(self, source: Source, explain: bool = False, gated: bool = True) -> tuple[Looked, Plan, Crop]:
         def at_once(plan: Plan, states: int) -> int:
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            looked = Looking(self.fitted, at_once, self.recipe.stages, self.recipe.merge, explain, gated).run(source)
-        first = looked.plain[0]
-        return looked, first.plan, first.crop
+            recipe, task = self.recipe, TASKS[self.task]
+            looked = Looking(self.plans.once(), at_once, recipe.stages, recipe.merge, explain, gated, task).run(source)
+        return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:
-        return self._warm(looked.merged.logits()).to(plan.graph.dtype)
-
-    def _warm(self, logits: Tensor) -> Tensor:
-        return logits if self.recipe.temperature == 1 else logits / self.recipe.temperature
+        return assemble.main_output(plan, self.recipe.warmed(looked.merged.logits()))
 
     def _answer(self, looked: Looked, plan: Plan, crop: Crop) -> Any:
         leaves = assemble.looked_leaves(plan, looked, self._main(looked, plan, crop))
@@ -306,7 +312,7 @@ class Enhanced(nn.Module):
         options = self.options(plan)
         together = self.images_at_once(plan, options, len(images))
         parts = images.tensor_split(-(-len(images) // together))
-        leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self._warm)
+        leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self.recipe.warmed)
         output = assemble.returned(plan, leaves, crop, len(images))
         if crop is not None:
             predictions = [assemble.cropped_prediction(p, crop) for p in predictions]
@@ -335,7 +341,7 @@ class Enhanced(nn.Module):
         if self.plans:
             if self.recipe.searches and self.recipe.states is None and self.recipe.layers is None:
                 lines.append(f"layers={default_layers(self.plan.found.space, self.task)}")
-            lines.append(self.plan.reads)
+            lines.append(self.plan.reads + (f" ({ASSUMED})" if self.assumed else ""))
         return "\n  ".join(lines) + "\n)"
 
 
@@ -358,8 +364,9 @@ def enhance(
     another model), or a `Recipe`; further arguments change its fields (`enhance(model, example, recipe="paper",
     budget=4)`), and are those of the paper's search where no recipe is named. `max_bytes` bounds memory, if need be by
     computing things again. `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands
-    its segments to `torch.compile`. `preprocess` says how pictures become tensors: with it, `better` takes PIL images,
-    and views use what the crop leaves out.
+    its segments to `torch.compile`. `task`: what the output means (the guide "Tasks"); by default "auto", what the
+    model's library says or its shape suggests. `preprocess` says how pictures become tensors: with it, `better` takes
+    PIL images, and views use what the crop leaves out.
     """
     model = own_module(model)
     asked = {**options, **({} if budget is None else {"budget": budget})}
@@ -367,11 +374,16 @@ def enhance(
         raise OptionError(f"recipe: got {recipe!r}, wanted a name such as 'default', a file, or a Recipe")
     if recipe is None:
         recipe = "paper" if set(asked) & set(SEARCH) else "default"
-    kept = opened(recipe, model, preprocess, asked.pop("task", None))
+    example = check_images(example, "example", wanted_axes(model))[:1]
+    own = isinstance(recipe, Recipe) or Path(recipe).suffix in (".toml", ".json", ".safetensors")
+    told = task_of(asked.pop("task", "auto"), model, example, own)
+    kept = opened(recipe, model, preprocess, told.task)
     better = Enhanced(model, kept.recipe.changed(**asked), max_bytes, optimise, kept.preprocess)
-    better.attention = kept.attention
-    _, plan, _ = better.fitted(check_images(example, "example", wanted_axes(model))[:1])
+    better.attention, better.assumed = kept.attention, told.assumed
+    _, plan, _ = better.fitted(example)
     better.options(plan)
+    if told.assumed:
+        warnings.warn(f"{told}. Pass task=... to say so.", TaskAssumed, stacklevel=2)
     return better
 
 
@@ -386,15 +398,3 @@ def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = 
     better = Enhanced(model, kept.recipe, kept.max_bytes, kept.optimise, kept.preprocess)
     better.attention = kept.attention
     return better
-
-
-def _budgets(budgets: Any) -> tuple[int, ...]:
-    """Each budget once, in the order given."""
-    several = isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes)
-    found = list(islice(budgets, MOST_BUDGETS + 1)) if several else []
-    if not found or len(found) > MOST_BUDGETS or any(type(b) is not int or b < 1 for b in found):
-        raise OptionError(
-            f"budgets: got {budgets!s:.60}, wanted a list of whole numbers from 1 on, such as [1, 4, 10], "
-            f"{MOST_BUDGETS} at most"
-        )
-    return tuple(dict.fromkeys(found))

@@ -41,5 +41,9 @@ class UnstrideWarning(UserWarning):
     """The answer is there, but something about it should be known."""
 
 
+class TaskAssumed(UnstrideWarning):
+    """Neither the user nor the model's library said what the output means; what it is taken for is told."""
+
+
 class NotWritten(UnstrideWarning):
     """The answer is there, but a picture or a page of it could not be written."""

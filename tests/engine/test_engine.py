@@ -173,3 +173,15 @@ def test_what_a_level_does_not_move_runs_as_trained_and_is_not_copied(monkeypatc
     zero, moved = engine.found.space.zero, engine.found.space.parse([(0, 0), (0, 1), (0, 0)])
     assert engine.variant(2, [zero, moved]) is engine.moved[2]
     assert engine.variant(3, [zero, moved]) is engine.as_trained[3]
+
+
+def test_padding_in_words_is_padding_in_numbers() -> None:
+    """`padding="valid"` is another op to torch than `padding=0` (SigLIP's patches have it)."""
+    torch.manual_seed(0)
+    numbers, images = Three().eval(), torch.randn(2, 3, 33, 40)
+    numbers.a = nn.Conv2d(3, 8, 3, 2, 0)
+    words = Three().eval()
+    words.a = nn.Conv2d(3, 8, 3, 2, "valid")
+    words.load_state_dict(numbers.state_dict())
+    a, b = (unstride.enhance(net, images[:1], budget=5, layers=range(1, 4))(images) for net in (numbers, words))
+    torch.testing.assert_close(a, b)

@@ -159,6 +159,12 @@ def test_a_file_and_the_command_line(tmp_path):
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
     assert 1 < rows[-1]["macs"] < 2  # between plain and the mirror everywhere
+    scene = tmp_path / "scene.png"
+    unstride.data.load(name, unstride.models.load(name).preprocess)[0].read()[0].save(scene)
+    done = CliRunner().invoke(app, ["predict", name, str(scene), "--recipe", str(path), "--json"])
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)["images"][0]
+    assert 1 < answer["cost"] <= 2 and "of the tiles" in answer["stopped"]
 
 
 def test_bad_questions():

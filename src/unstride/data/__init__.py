@@ -1,4 +1,4 @@
-"""Labelled images by name, for classification and segmentation.
+"""Labelled images by name, for every task.
 
     data = load("imagenet:/data/imagenet", preprocess, limit=1000)
     x, target = data.tensors(0)  # (C, H, W), and a class or a mask (H, W) with 255 where there is no label
@@ -17,6 +17,11 @@ The name is KIND:PATH:
     ade20k       ADEChallengeData2016/: images/ and annotations/
     masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs, or volumes (.nii, .nii.gz);
                  optional classes.txt with a name per line, and ignore.txt with the value of pixels without a label
+    depth        images/ and depth/, 16-bit PNG (0: not measured; scale.txt: what they are divided by) or .npy
+    labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for a picture
+    values       a CSV with titles path,TITLE,... and numbers: what a regression should give
+
+Where a class is all that is known, it also says which pictures belong together: class folders serve embeddings.
 
 or `sample` and `sample-segmentation`, the embedded ones. Listing is quick; an image is decoded when it is read, so that
 a damaged one is an error (DataError, with its name) of that item only.
@@ -26,22 +31,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from unstride.data import classification, segmentation
+from unstride.data import classification, segmentation, targets
 from unstride.data.items import Item, Listing
 from unstride.data.labels import Classes, legend, match
 from unstride.errors import DataError, OptionError, SpecError
 from unstride.models.libraries import close_to
+from unstride.procedure.meaning import TASKS as MEANING
 from unstride.views.images import Preprocess
 
 __all__ = ["KINDS", "TASKS", "Dataset", "Item", "load"]
 
-KINDS = {**classification.KINDS, **segmentation.KINDS}
+KINDS = {**classification.KINDS, **segmentation.KINDS, **targets.KINDS}
 TASKS = dict.fromkeys(classification.KINDS, "classification") | dict.fromkeys(segmentation.KINDS, "segmentation")
+TASKS |= targets.TASKS
 _SMALL = 32 * 2**20  # bytes: up to here the fingerprint is of the contents
 
 
@@ -63,7 +70,11 @@ class Dataset:
     @property
     def legend(self) -> str:
         """Which label means which class, in one line: the first few, and how many there are."""
-        return legend(self.listing)
+        return f"targets: {self.task}" if self.task in ("dense", "regression") else legend(self.listing)
+
+    def serving(self, task: str | None) -> Dataset:
+        """The same for another task that its labels say enough for: of one class, an embedding can be judged."""
+        return replace(self, task=task) if (self.task, task) == ("classification", "embedding") else self  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.chosen)
@@ -131,7 +142,7 @@ def load(
         raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
     check_limit(limit)
     task = TASKS[kind]
-    if task == "segmentation" and preprocess.crop is not None:
+    if MEANING[task].maps and preprocess.crop is not None:
         raise OptionError(
             f"the preprocessing crops to {preprocess.crop}, but a mask needs the whole image: use crop=None"
         )
@@ -142,6 +153,9 @@ def load(
     total = len(listing.entries)
     if not total:
         raise DataError(f"{name}: no image found" + (f" in split {split!r}" if split else ""))
-    listing = match(name, listing, known)
+    if task in ("classification", "segmentation"):
+        listing = match(name, listing, known)
+    elif task == "multilabel":
+        listing = targets.match_labels(name, listing, known)
     count = min(limit or total, total)
     return Dataset(name, task, preprocess, listing, [i * total // count for i in range(count)])

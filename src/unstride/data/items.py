@@ -28,13 +28,13 @@ class Item:
     files: tuple[Path, ...] = ()
 
     def read(self) -> tuple[Image.Image | Volume, int | Tensor]:
-        """RGB image, or a volume, and its class or its mask (H, W)."""
+        """RGB image, or a volume, and its class, its mask or map (H, W), or its labels or numbers (K,)."""
         image = self.image()
         if isinstance(self.target, int):
             return image, self.target
         mask = self.target()
         size = image.size if isinstance(image, Volume) else (image.height, image.width)
-        if tuple(mask.shape) != size:
+        if mask.ndim > 1 and tuple(mask.shape) != size:
             masked, seen = (" x ".join(map(str, shape)) for shape in (mask.shape, size))
             raise DataError(
                 f"{self.files[-1] if self.files else self.id}: the mask has {masked} pixels, its image {seen}; "

@@ -209,7 +209,8 @@ class Builder:
             args = [prepared, *n.args[1:]]
             while len(args) < 5:
                 args.append([None, None, None, [1], [0]][len(args)])
-            args[4] = [0] * len(stride_of(n))
+            words = getattr(n.target, "_overloadname", "") == "padding"  # padding="valid" is an op of its own
+            args[4] = "valid" if words else [0] * len(stride_of(n))
             kwargs = {k: v for k, v in n.kwargs.items() if k != "padding"}
             args = [self._value(a) if isinstance(a, Node) and a is not prepared else a for a in args]
             return self.out.call_function(n.target, tuple(args), kwargs)  # type: ignore[arg-type]

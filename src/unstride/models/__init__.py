@@ -38,6 +38,7 @@ from unstride.graph.twin import evaluating
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint, close_to, first_line
 from unstride.models.weights import build_for, fit, place, read_weights, seeded
+from unstride.procedure.meaning import task_named
 from unstride.views.images import MAX_ENLARGED, Preprocess
 
 __all__ = ["Loaded", "Preprocess", "load", "read_weights"]
@@ -55,7 +56,7 @@ class Loaded:
     spec: str
     model: nn.Module
     preprocess: Preprocess
-    task: str | None = None  # "classification", "segmentation", or None: nobody said
+    task: str | None = None  # as in unstride.procedure.meaning, or None: nobody said
     classes: tuple[str, ...] = ()
     weights: str = "its own"
 
@@ -99,10 +100,10 @@ class Loaded:
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:
-        """The same; where nobody said how images are prepared, a segmenter sees them whole, volumes are taken as is."""
+        """The same; where nobody said how images are prepared: whole for a map, volumes as they are."""
         if self.preprocess == Preprocess() and wanted_axes(self.model) == 3:
             return replace(self, preprocess=Preprocess(None, None, (0.0,), (1.0,), channels="L"))
-        if task == "segmentation" and self.preprocess == Preprocess():
+        if task_named(task).maps and self.preprocess == Preprocess():
             return replace(self, preprocess=Preprocess(resize=None, crop=None))
         return self
 

@@ -100,13 +100,19 @@ def to_map(value: Tensor, grid: Grid) -> Tensor:
     """A value on a grid -> (B, C, H, W), whatever its own layout (channels last, tokens)."""
     axes = len(grid.size)
     if grid.tokens:
+        value = value.narrow(grid.dim, grid.prefix, value.shape[grid.dim] - grid.prefix) if grid.prefix else value
         value = value.unflatten(grid.dim, grid.size)
     value = value.movedim(_dims(value.ndim, grid), tuple(range(-axes, 0)))
+    if value.ndim == 1 + axes:  # one number in each cell
+        return value.unsqueeze(1)
     return value.flatten(1, -axes - 1) if value.ndim != 2 + axes else value
 
 
 def from_map(maps: Tensor, like: Tensor, grid: Grid) -> Tensor:
-    """The inverse of `to_map`: (B, C, H, W) -> the layout of `like` (its batch may differ)."""
+    """The inverse of `to_map`: (B, C, H, W) -> the layout of `like` (its batch may differ).
+
+    Tokens that have no place on the grid are those of `like`, which must then hold values.
+    """
     axes = len(grid.size)
     shape = list(like.shape)
     if grid.tokens:
@@ -114,7 +120,10 @@ def from_map(maps: Tensor, like: Tensor, grid: Grid) -> Tensor:
     dims = _dims(len(shape), grid)
     inner = [s for i, s in enumerate(shape) if i != 0 and i not in dims]
     value = maps.reshape(maps.shape[0], *inner, *(shape[d] for d in dims)).movedim(tuple(range(-axes, 0)), dims)
-    return value.flatten(grid.dim, grid.dim + axes - 1) if grid.tokens else value
+    if not grid.tokens:
+        return value
+    value = value.flatten(grid.dim, grid.dim + axes - 1)
+    return torch.cat([like.narrow(grid.dim, 0, grid.prefix).to(value), value], grid.dim) if grid.prefix else value
 
 
 def _dims(ndim: int, grid: Grid) -> tuple[int, ...]:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from unstride.errors import OptionError
 from unstride.procedure.looks import Looked
 from unstride.procedure.options import Options
-from unstride.procedure.prediction import Prediction, Visited, compare_states, cropped, cropped_output, moved
+from unstride.procedure.prediction import Prediction, Visited, cropped, cropped_output, moved
 from unstride.procedure.run import ImageRun, Outcome, finish, run_procedure
 from unstride.procedure.tasks import Plan, Target
 
@@ -71,7 +72,12 @@ def searched_leaves(plan: Plan, outcome: Outcome, part: Tensor) -> list[Any]:
 
 
 def looked_leaves(plan: Plan, looked: Looked, main: Tensor) -> list[Any]:
-    """Output leaves after stages of looks: the merged logits, everything else as the plain look has it."""
+    """Output leaves after stages of looks: what was merged, everything else as the plain look has it."""
+    if plan.targets[0].leaf not in plan.graph.leaf_nodes:
+        raise OptionError(
+            "this model returns no features, they are inside of it: ask better.features(images), or give the part that "
+            "returns them (timm: features_only=True)"
+        )
     leaves: list[Any] = list(plan.graph.leaves)
     batches = [b for b in looked.plain if b.plan is plan]
 
@@ -81,13 +87,29 @@ def looked_leaves(plan: Plan, looked: Looked, main: Tensor) -> list[Any]:
     for i, leaf in enumerate(plan.graph.leaves):
         if isinstance(leaf, Node) and leaf in batches[0].run.plain:
             leaves[i] = rows(leaf)
-    for target in plan.targets[1:]:
-        leaves[plan.graph.index(target.leaf)] = target.finish(rows(target.tap))
+    for k, target in enumerate(plan.targets[1:], 1):
+        found = looked.beside.get(k)
+        value = target.finish(rows(target.tap)) if found is None else _as_leaf(plan, target, found.logits(), rows)
+        leaves[plan.graph.index(target.leaf)] = value
     for leaf, segment in plan.also:
         tap = rows(plan.targets[0].tap)
         leaves[plan.graph.index(leaf)] = segment(len(tap), (), [tap])[0]
-    leaves[plan.graph.index(plan.targets[0].leaf)] = main
+    leaves[plan.graph.index(plan.targets[0].leaf)] = _as_leaf(plan, plan.targets[0], main, rows)
     return _shared(plan, leaves)
+
+
+def main_output(plan: Plan, merged: Tensor) -> Tensor:
+    """What was merged of the main output, in the model's type, and a vector in the model's own form."""
+    found = merged.to(plan.graph.dtype)
+    vector = plan.found.trace.shapes[plan.targets[0].leaf]
+    return found if plan.meaning.maps else found.reshape(len(found), *vector[1:])
+
+
+def _as_leaf(plan: Plan, target: Target, merged: Tensor, rows: Callable[[Node], Tensor]) -> Tensor:
+    """What was merged, as the model lays it out: features are merged as maps, whatever they were."""
+    if plan.task != "features":
+        return merged.to(plan.graph.dtype)
+    return plan.unmap(merged, rows(target.tap), target)
 
 
 def _shared(plan: Plan, leaves: list[Any]) -> list[Any]:
@@ -140,16 +162,15 @@ def visited_states(plan: Plan, options: Options, r: ImageRun) -> list[Any]:
 
 def searched_prediction(plan: Plan, options: Options, r: ImageRun, macs: int, final: Tensor) -> Prediction:
     visited = visited_states(plan, options, r)
-    shape = final.shape[1:]
+    shape = final.shape[-len(plan.graph.size) :] if plan.meaning.maps else ()
     shifts = [moved(plan, s, shape) for s in visited]
-    agreement, mutual = compare_states(r.logits, final, shifts)
+    agreement, mutual = plan.meaning.compare(r.logits, final, shifts)
     total = sum(r.weights) or 1.0
     states = tuple(
         Visited(s, c, w / total, logits) for s, c, w, logits in zip(visited, r.scores, r.weights, r.logits, strict=True)
     )
-    return Prediction(
-        final, r.logits[0], states, tuple(r.search.expansions), macs, plan.plain_macs, agreement, mutual, r.stopped
-    )
+    told = (macs, plan.plain_macs, agreement, mutual, r.stopped, plan.task)
+    return Prediction(final, r.logits[0], states, tuple(r.search.expansions), *told)
 
 
 def looked_predictions(looked: Looked, final: Tensor) -> list[Prediction]:
@@ -163,12 +184,11 @@ def looked_predictions(looked: Looked, final: Tensor) -> list[Prediction]:
     for i, visited in enumerate(own):
         total = sum(v.weight for v in visited)
         shares = tuple(replace(v, weight=v.weight / total) for v in visited)
-        still = [(0,) * (final.ndim - 2)] * len(visited)  # looks are brought back over the plain one before
-        agreement, mutual = compare_states([v.logits for v in visited], final[i], still)
-        macs, stopped = looked.macs[i], looked.stopped[i]
-        first = visited[0].logits
-        found = Prediction(final[i], first, shares, (), macs, looked.plain_macs, agreement, mutual, stopped)
-        out.append(found)
+        plan = looked.plain[0].plan
+        still = (0,) * len(plan.graph.size) if plan.meaning.maps else ()
+        agreement, mutual = plan.meaning.compare([v.logits for v in visited], final[i], [still] * len(visited))
+        told = (looked.macs[i], looked.plain_macs, agreement, mutual, looked.stopped[i], plan.task)
+        out.append(Prediction(final[i], visited[0].logits, shares, (), *told))
     return out
 
 

@@ -47,9 +47,8 @@ class Gate:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 <= value <= (1.000001 if name == "below" else 1)):
                 raise OptionError(f"gate: got {name}={value!r}, wanted a number from 0 to 1")
-        for name, pixels, least in (("tile", self.tile, 1), ("context", self.context, 0)):
-            whole = isinstance(pixels, int) and not isinstance(pixels, bool)
-            if (pixels is not None or name == "context") and not (whole and pixels >= least):
+        for name, pixels, least in (("tile", 1 if self.tile is None else self.tile, 1), ("context", self.context, 0)):
+            if not isinstance(pixels, int) or isinstance(pixels, bool) or pixels < least:
                 raise OptionError(f"gate: got {name}={pixels!r}, wanted a whole number of pixels, at least {least}")
 
     def opens(self, sure: Tensor) -> Tensor:
@@ -127,8 +126,9 @@ def near_count(text: str) -> int:
 
 
 def sureness(logits: Tensor, by: str, own: Sequence[Tensor] = ()) -> Tensor:
-    """How sure merged logits (B, K) are, (B,), from 0 to 1, pixel by pixel (B, H, W) where they are maps; `own`: the
-    classes of each look, for agreement.
+    """How sure merged logits (B, K) are, (B,), from 0 to 1; `own`: the classes (B,) of each look, for agreement.
+
+    Of a map (B, K, H, W), every pixel: (B, H, W).
     """
     logits = two_class(logits).float()
     if by == "entropy":

@@ -13,20 +13,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unstride.engine.engine import Run
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import WeightedMean, top_class
+from unstride.procedure.batch import Batch
 from unstride.procedure.calibrate import Price
-from unstride.procedure.gates import Gate, Stage, sureness
-from unstride.procedure.plans import MULTIPLE, padded
-from unstride.procedure.prediction import cropped
+from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.meaning import TASKS, Task
+from unstride.procedure.plans import MULTIPLE, Crop, padded
 from unstride.procedure.tasks import Plan
 from unstride.procedure.temperature import match_temperature
 from unstride.procedure.tiles import Tiling, spread, tile_means
 from unstride.views.canvas import Source, back
 from unstride.views.policies import IDENTITY, View
 
-Crop = tuple[float, ...] | None
 Fit = Callable[[Tensor], tuple[Tensor, Plan, Crop]]
 
 
@@ -38,8 +36,7 @@ class Look:
     state: State
 
     def __str__(self) -> str:
-        still = not any(map(any, self.state.selections))
-        return str(self.view) if still else f"{self.view} in {self.state}"
+        return str(self.view) if self.state.plain else f"{self.view} in {self.state}"
 
 
 @dataclass(eq=False)
@@ -54,11 +51,13 @@ class Seen:
 
 @dataclass(eq=False)
 class Merged:
-    """The running mean of all looks, picture by picture: of logits, or of probabilities."""
+    """The running mean of all looks, picture by picture, of what the task and `merge` average; or their median."""
 
     merge: str
+    task: Task = TASKS["classification"]
     total: Tensor | None = None
     weight: Tensor | None = None
+    kept: dict[int, list[Tensor]] = field(default_factory=dict)  # every look, only for the median
 
     def add(
         self,
@@ -71,25 +70,35 @@ class Merged:
     ) -> None:
         """`where` (rows, 1, H, W): only there."""
         logits = logits.float() / temperature
-        if self.merge == "probabilities":
-            single = logits.shape[1] == 1
-            logits = logits.sigmoid() if single else logits.softmax(1)
-        self.add_mean(count, rows, logits, weight if where is None else weight * where)
+        if self.merge == "median":
+            for i, one in zip(rows, logits, strict=True):
+                self.kept.setdefault(i, []).append(one)
+        else:
+            encoded = self.task.encode(logits, self.merge)
+            self.add_mean(count, rows, encoded, weight if where is None else weight * where)
 
     def add_mean(self, count: int, rows: list[int], logits: Tensor, weight: float | Tensor) -> None:
         """What is merged already, such as a stage's own mean."""
         if self.total is None or self.weight is None:
             self.total = logits.new_zeros((count, *logits.shape[1:]))
-            self.weight = logits.new_zeros((count, 1, *logits.shape[2:]))
+            self.weight = logits.new_zeros((count, *[1] * (logits.ndim - 1)))
+        if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
+            self.weight = self.weight.expand(count, *weight.shape[1:]).clone()
         self.total[rows] += weight * logits
         self.weight[rows] += weight
 
     def logits(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
+        if self.merge == "median":
+            chosen = sorted(self.kept)[rows] if isinstance(rows, slice) else rows
+            return torch.stack([_median(self.kept[i]) for i in chosen])
         assert self.total is not None and self.weight is not None
-        mean = self.total[rows] / self.weight[rows]
-        if self.merge == "logits":
-            return mean
-        return mean.logit(1e-7) if mean.shape[1] == 1 else mean.clamp(min=1e-12).log()  # NaN stays NaN in both
+        return self.task.decode(self.total[rows] / self.weight[rows], self.merge)
+
+
+def _median(looks: Sequence[Tensor]) -> Tensor:
+    """Number by number; of an even number of looks, the mean of the two in the middle."""
+    ordered = torch.stack(list(looks)).sort(0).values
+    return (ordered[(len(looks) - 1) // 2] + ordered[len(looks) // 2]) / 2
 
 
 @dataclass(eq=False)
@@ -100,7 +109,8 @@ class Looked:
     macs: list[int]
     counts: list[int]
     stopped: list[str]
-    tops: list[list[Tensor]]  # the class that each look gave, only where a gate asks for agreement
+    tops: list[list[Tensor]]  # what each look said (its class), only where a gate asks for agreement
+    beside: dict[int, Merged] = field(default_factory=dict)  # further maps of the output, by the number of the target
     plain: list[Batch] = field(default_factory=list)  # the plain view's runs: its own answer, and other outputs
     seen: list[Seen] = field(default_factory=list)  # only where it is to be explained
     sure: list[Tensor] = field(default_factory=list)  # of all pictures (or tiles) before each gate, when calibrating
@@ -127,10 +137,11 @@ class Looking:
     merge: str = "logits"
     explain: bool = False
     gated: bool = True  # False: every gate lets everything through, as calibrating wants it
+    task: Task = TASKS["classification"]
 
     def run(self, source: Source) -> Looked:
         count = len(source)
-        out = Looked(Merged(self.merge), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
+        out = Looked(Merged(self.merge, self.task), [0] * count, [0] * count, [""] * count, [[] for _ in range(count)])
         rows, tiles = list(range(count)), dict[int, Tensor]()
         kept: list[Batch] = []
         taken: set[Look] = set()
@@ -163,7 +174,7 @@ class Looking:
     ) -> tuple[list[int], dict[int, Tensor]]:
         """The rows, or their tiles, that the gate lets through."""
         own = [torch.stack(looks) for looks in zip(*(out.tops[i] for i in rows), strict=True)]
-        now = sureness(out.merged.logits(rows), gate.by, own)
+        now = self.task.sure(out.merged.logits(rows), gate.by, own)
         if gate.tile is not None:
             now = tile_means(now, out.tiling(IDENTITY, gate).size, gate.tile)
         elif now.ndim > 1:
@@ -198,6 +209,7 @@ class Looking:
     ) -> None:  # fmt: skip
         """The stage's looks at open tiles, window by window; a picture that is mostly open is looked at whole."""
         first = out.plain[0]
+        size = first.out_size(first.plan.targets[0])
         for view in stage.views:
             states = [s for s in stage.chosen(first.plan.found.space) if Look(view, s) not in taken]
             tiling = out.tiling(view, gate)
@@ -210,8 +222,8 @@ class Looking:
                     images = source.rows([i]).see(view)
                     cut = tiling.cut(images if first.crop is None else padded(images)[0], windows)
                     maps, macs = self._windows(cut, view, states)
-                    logits = back(view, tiling.paste(maps, windows), tiling.size, first.out_size)
-                    where = spread(tiles[i], tiling.size, first.out_size, tiling.tile)[None, None]
+                    logits = back(view, tiling.paste(maps, windows), tiling.size, size)
+                    where = spread(tiles[i], tiling.size, size, tiling.tile)[None, None]
                     self._add_part(stage, view, states, i, logits, where.to(logits.device), out)
                     out.macs[i] += macs
 
@@ -261,11 +273,14 @@ class Looking:
         agreement = any(s.gate is not None and s.gate.by == "agreement" for s in self.stages)
         for view in views if here else ():
             states = [s for s in chosen if Look(view, s) not in taken]
-            for of, logits in batch.look(view, states, here, out.plain[0] if out.plain else batch):
+            for of, (logits, *more) in batch.look(view, states, here, out.plain[0] if out.plain else batch):
                 weight = stage.weight(view) * len(of)
                 out.merged.add(len(out.macs), here, logits, weight, stage.temperature(view))
+                for k, further in enumerate(more, 1):
+                    merged = out.beside.setdefault(k, Merged(self.merge, self.task))
+                    merged.add(len(out.macs), here, further, weight, stage.temperature(view))
                 if agreement:
-                    for i, top in zip(here, top_class(logits), strict=True):
+                    for i, top in zip(here, self.task.own(logits), strict=True):
                         out.tops[i].append(top)
                 if self.explain:
                     out.seen.append(Seen(tuple(Look(view, s) for s in of), here, logits, stage.weight(view)))
@@ -273,67 +288,6 @@ class Looking:
                     out.counts[i] += len(of)
             for i, macs in batch.spent(view, here, len(states)):
                 out.macs[i] += macs
-
-
-@dataclass(eq=False)
-class Batch:
-    """Some rows under way in one or more views of one size: view after view, each with all rows."""
-
-    plan: Plan
-    run: Run
-    views: tuple[View, ...]
-    rows: list[int]
-    crop: Crop
-    counted: dict[int, int] = field(default_factory=dict)
-
-    def places(self, view: View, rows: Sequence[int]) -> list[int]:
-        """Which of the run's images these rows are in this view."""
-        first = self.views.index(view) * len(self.rows)
-        at = {row: first + k for k, row in enumerate(self.rows)}
-        return [at[row] for row in rows]
-
-    def look(
-        self, view: View, states: Sequence[State], rows: Sequence[int], plain: Batch
-    ) -> Iterator[tuple[tuple[State, ...], Tensor]]:
-        """(states, logits) of each state, or of the mean over the states where they are maps, in plain coordinates."""
-        if self.plan.task == "segmentation":
-            if states:
-                yield tuple(states), back(view, self.map(view, states, rows), plain.plan.graph.size, plain.out_size)
-            return
-        for state, value in self._values(view, states, rows):
-            yield (state,), self.plan.targets[0].finish(value)
-
-    def map(self, view: View, states: Sequence[State], rows: Sequence[int]) -> Tensor:
-        """(rows, K, ...): the mean over the states, in the view's own coordinates."""
-        return cropped(_mean_map(self.plan, self._values(view, states, rows)), self.crop)
-
-    def _values(self, view: View, states: Sequence[State], rows: Sequence[int]) -> list[tuple[State, Tensor]]:
-        """What each state says at the tap."""
-        plan, target = self.plan, self.plan.targets[0]
-        zero, places = plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, Tensor]] = []
-        if zero in states:
-            whole = self.run.plain[target.tap]
-            found.append((zero, whole if len(places) == len(whole) else whole[places]))
-        if rest:
-            values = dict(zip(plan.engine.taps, self.run.add([(k, s) for s in rest for k in places]), strict=True))
-            found += list(zip(rest, values[target.tap].tensor_split(len(rest)), strict=True))
-        return found
-
-    @property
-    def out_size(self) -> tuple[int, ...]:
-        """(H, W) of the output map."""
-        shape = self.plan.found.trace.shapes[self.plan.targets[0].leaf]
-        return tuple(int(n) for n in cropped(torch.empty(shape, device="meta"), self.crop).shape[2:])
-
-    def spent(self, view: View, rows: Sequence[int], looks: int) -> Iterator[tuple[int, int]]:
-        """(row, MACs) since it was asked last."""
-        head = looks * sum(t.head.macs for t in self.plan.targets if t.head is not None)
-        for place, row in zip(self.places(view, rows), rows, strict=True):
-            now = self.run.macs[place]
-            yield row, now - self.counted.get(place, 0) + head
-            self.counted[place] = now
 
 
 def part_prices(stages: Sequence[Stage], costs: Sequence[float], run: Looked) -> list[Price]:
@@ -386,15 +340,3 @@ def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Sta
         replace(s, temperatures=tuple(warm.get(v, 1.0) for v in s.views)) if any(v in warm for v in s.views) else s
         for s in stages
     )
-
-
-def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:
-    """Maps of several states, aligned and averaged, through the network's own upsampling."""
-    target = plan.targets[0]
-    if len(found) == 1 and not any(map(any, found[0][0].selections)):
-        return target.finish(found[0][1])
-    mean = WeightedMean(len(found[0][1]))
-    ones = torch.ones(len(found[0][1]), device=found[0][1].device)
-    for state, value in found:
-        mean.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
-    return target.finish(plan.unmap(mean.value(), found[0][1], target))

@@ -6,6 +6,7 @@ traced) is compared with the model at every use, see `unstride.graph.snapshot`.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from unstride.graph.capture import calling, capture, check_images, wanted_axes
 from unstride.graph.optimise import channels_last, optimise
 from unstride.graph.snapshot import Snapshot
 from unstride.graph.twin import evaluating
+from unstride.procedure.meaning import TASKS
 from unstride.procedure.prediction import cropped_output
 from unstride.procedure.tasks import Plan, make_plan
 
@@ -45,21 +47,27 @@ class Plans(dict[Key, Plan]):
         self._own: frozenset[str] = frozenset()  # names of what the model itself changes when it runs
         self._refused: dict[Key, ModelRaised] = {}
 
-    def of(self, images: Tensor) -> Plan:
-        """The plan for images of this size, dtype and device."""
+    def of(self, images: Tensor, fresh: bool = True) -> Plan:
+        """The plan for images of this size, dtype and device; `fresh`: of the model as it is now."""
         check_images(images, axes=wanted_axes(self.model))
         key = (*images.shape[1:], images.dtype, images.device)
-        self._refresh()
+        if fresh:
+            self._refresh()
         plan = self.get(key)
         if plan is None:
             with self.lock:
                 plan = self.get(key) or self._make(key, images)
         return plan
 
-    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, Crop]:
+    def fitted(self, images: Tensor, fresh: bool = True) -> tuple[Tensor, Plan, Crop]:
         """Images and their plan; where the model does not take this size, padded, with the share that is theirs."""
-        plan, fitted, crop = self._sized(images, self.of)
+        plan, fitted, crop = self._sized(images, partial(self.of, fresh=fresh))
         return fitted, plan, crop
+
+    def once(self) -> Callable[[Tensor], tuple[Tensor, Plan, Crop]]:
+        """`fitted` for one call with many looks: whether the model was changed is asked now, and not for each look."""
+        self._refresh()
+        return partial(self.fitted, fresh=False)
 
     def plain(self, images: Tensor) -> Any:
         """What the model itself returns, in evaluation mode, whatever mode its modules are in."""
@@ -73,11 +81,11 @@ class Plans(dict[Key, Plan]):
         return output if crop is None else pytree.tree_map(lambda leaf: cropped_output(leaf, crop), output)
 
     def _sized(self, images: Tensor, call: Callable[[Tensor], T]) -> tuple[T, Tensor, Crop]:
-        """`call(images)`; in segmentation, where the model raises, on images padded to a multiple of 32."""
+        """`call(images)`; where the answer is a map and the model raises, on images padded to a multiple of 32."""
         try:
             return call(images), images, None
         except ModelRaised as error:
-            more, crop = padded(images) if self.setup[0] == "segmentation" else (images, None)
+            more, crop = padded(images) if TASKS[self.setup[0]].pads else (images, None)
             if crop is None:
                 raise
             try:

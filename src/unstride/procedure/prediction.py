@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import agreement, top_class, two_class
-from unstride.procedure.align import overlap
+from unstride.procedure.aggregate import top_class
+from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.search import Expansion
 from unstride.procedure.tasks import Plan
 from unstride.views.policies import IDENTITY, View
@@ -31,9 +30,11 @@ class Visited:
 class Prediction:
     """The answer for one image, the plain network's, and all that lies between.
 
-    `agreement` is the share of states (segmentation: of states and pixels) that give the final class; `spread` is the
-    mutual information between state and class in nats, an uncertainty that one forward pass cannot give (segmentation:
-    a map (H, W)). In segmentation a state's own logits lie where its grid does, and are compared where they belong.
+    `agreement` of the looks with it, from 0 to 1, and their `spread` are an uncertainty that one forward pass cannot
+    give; what they are is the task's (`unstride.procedure.meaning`). Classes: the share of looks (and pixels) that give
+    the final class, and the mutual information between look and class in nats, in segmentation a map (H, W); numbers:
+    a standard deviation each; embeddings: cosines. `assumed` is what the output was taken for without being told. In a
+    search over maps a state's own logits lie where its grid does, and are compared where they belong.
     """
 
     logits: Tensor
@@ -45,16 +46,31 @@ class Prediction:
     agreement: float
     spread: Tensor
     stopped: str
+    task: str = "classification"
+    assumed: str = ""
+
+    @property
+    def meaning(self) -> Task:
+        return TASKS[self.task]
 
     @property
     def cost(self) -> float:
         """MACs used, as a multiple of a plain forward."""
         return self.macs / self.plain_macs
 
+    @property
+    def problem(self) -> str | None:
+        """Why this is no answer that may be shown, or None."""
+        if bool(self.logits.isfinite().all()):
+            return None
+        return "the model's answer is not finite; half precision may have overflowed, try float32"
+
     def to_json(self) -> dict[str, Any]:
-        if self.logits.ndim != 1:
-            raise TypeError("only classification predictions have a JSON form; save segmentation maps as arrays")
+        if self.logits.ndim > 1:
+            raise TypeError(f"only vectors have a JSON form; save the maps of {self.task} as arrays")
         return {
+            "task": self.task,
+            "assumed": self.assumed,
             "logits": self.logits.tolist(),
             "plain": self.plain.tolist(),
             "states": [
@@ -70,13 +86,18 @@ class Prediction:
         }
 
     def __repr__(self) -> str:
+        assumed = f", assumed: {self.assumed}" if self.assumed else ""
+        return (
+            f"Prediction({self._answer()}, {len(self.states)} states, {self.cost:.1f}x plain, agreement "
+            f"{self.agreement:.0%}, spread {float(self.spread.mean()):.3f}, stopped: {self.stopped}{assumed})"
+        )
+
+    def _answer(self) -> str:
+        if not self.meaning.one_label:
+            return self.meaning.reads((1, *self.logits.shape))
         count = max(2, len(self.logits))  # one logit is that of the second of two classes
         top = int(top_class(self.logits, 0)) if self.logits.ndim == 1 else None
-        answer = f"{count} classes" if top is None else f"class {top} of {count}" if top >= 0 else "not finite"
-        return (
-            f"Prediction({answer}, {len(self.states)} states, {self.cost:.1f}x plain, agreement {self.agreement:.0%}, "
-            f"spread {float(self.spread.mean()):.3f}, stopped: {self.stopped})"
-        )
+        return f"{count} classes" if top is None else f"class {top} of {count}" if top >= 0 else "not finite"
 
 
 def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
@@ -89,33 +110,6 @@ def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
         for a, n in enumerate(size)
     ]
     return tuple(max(1 - n, min(k, n - 1)) for k, n in zip(shift, size, strict=True))
-
-
-def compare_states(own: Sequence[Tensor], final: Tensor, shifts: Sequence[Sequence[int]]) -> tuple[float, Tensor]:
-    """Agreement with the final logits (K, ...), and the spread (...), of states whose maps lie beyond it by `shifts`.
-
-    A pixel that a state does not cover is decided by the others.
-    """
-    best = top_class(final, 0)
-    first = two_class(own[0][None].float())[0]
-    total, within, count = torch.zeros_like(first), torch.zeros_like(first[0]), torch.zeros_like(first[0])
-    same, pixels = 0.0, 0
-    for logits, shift in zip(own, shifts, strict=True):
-        p = two_class(logits[None].float())[0].softmax(0)
-        here: Any = ...
-        if p.ndim > 1:
-            here, source = overlap(p.shape[1:], shift)
-            p = p[source]
-        total[here] += p
-        within[here] += _entropy(p)
-        count[here] += 1
-        equal = agreement(top_class(p, 0), best[here])
-        same, pixels = same + float(equal.sum(dtype=torch.float64)), pixels + equal.numel()
-    return same / pixels, (_entropy(total / count) - within / count).clamp(min=0)
-
-
-def _entropy(p: Tensor) -> Tensor:
-    return -(p * p.clamp(min=1e-12).log()).sum(0)
 
 
 def at_size(maps: Tensor, size: Sequence[int]) -> Tensor:

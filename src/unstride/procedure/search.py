@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from unstride.errors import OptionError
 from unstride.geometry.states import State, StateSpace
+from unstride.procedure.meaning import TASKS
 
 ORDERS = ("paper", "cost")
 CRITERIA = ("entropy", "learned", "displacement", "random")
@@ -89,12 +90,12 @@ def random_score(state: State, seed: int) -> float:
 
 
 def default_layers(space: StateSpace, task: str) -> tuple[int, ...]:
-    """The paper's search space: all layers for segmentation and for nets with fewer than four; otherwise the last is
-    left out, and the first unless its rate is 4 or more.
+    """The paper's search space: all layers for maps (segmentation) and for nets with fewer than four; otherwise the
+    last is left out, and the first unless its rate is 4 or more.
     """
     count = len(space.rates)
     everything = tuple(range(1, count + 1))
-    if task == "segmentation" or count < 4:
+    if TASKS[task].maps or count < 4:
         return everything
     first = 1 if max(space.rates[0]) >= 4 else 2
     return tuple(range(first, count))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unstride.graph.ops import op_name
-from unstride.procedure.aggregate import ALL, sure_weight
+from unstride.procedure.aggregate import ALL, in_pieces, sure_weight
 from unstride.procedure.align import Offset
 from unstride.procedure.tasks import Target
 
@@ -28,6 +28,7 @@ class Stitched:
     count: int = 1
     total: Tensor | None = None
     weight: Tensor | None = None
+    at: tuple[Tensor, ...] | None = None  # places asked for; by default, where the network's own upsampling looks
     places: tuple[Tensor, ...] = field(init=False, repr=False)  # rows and columns of the output, in cells
 
     def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
@@ -35,7 +36,7 @@ class Stitched:
         if self.total is None or self.weight is None:
             self.total = f.new_zeros((self.count, f.shape[1], *self.size))
             self.weight = f.new_zeros((self.count, 1, *self.size))
-            self.places = places(self.target, f.shape[2:], self.size, f.device)
+            self.places = self.at or places(self.target, f.shape[2:], self.size, f.device)
         at = list(self.places)
         if offset is not None:
             at = [p - c - part for p, c, part in zip(at, offset.cells, offset.fraction, strict=True)]
@@ -47,7 +48,7 @@ class Stitched:
 
     def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
         """Add logit maps, pixel by pixel by how sure they are; returns these weights (R, h, w)."""
-        weight = sure_weight(f)
+        weight = in_pieces(sure_weight, f)
         self.add(images, f, weight, offset)
         return weight
 

@@ -1,4 +1,4 @@
-"""Classification, segmentation: where the map is, what confidence is, how the output is rebuilt."""
+"""A captured model made ready for a task: which output is meant, where its map is, how the output is rebuilt."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.engine.engine import UNBOUNDED, Engine
-from unstride.engine.segments import Segment, as_it_is
+from unstride.engine.movers import Batch
+from unstride.engine.segments import Segment, as_it_is, batch_of
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.grids import Grid, by
 from unstride.geometry.layers import Subsampling, feature_node
@@ -17,8 +18,8 @@ from unstride.geometry.states import State
 from unstride.graph.capture import SHAPES, Graph
 from unstride.graph.ops import ancestors, op_name
 from unstride.procedure.align import Offset, from_map, to_map
+from unstride.procedure.meaning import TASKS, Task
 
-TASKS = ("classification", "segmentation")
 SPACES = ("features", "logits")
 _RESIZE = (
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d"),
@@ -60,10 +61,12 @@ class Plan:
     @property
     def reads(self) -> str:
         """What the output is taken for: nothing in a network says whether its numbers are scores of classes."""
-        _, count, *size = self.found.trace.shapes[self.targets[0].leaf]
-        classes = f"the scores of {count} classes" if count > 1 else "one score: the second of two classes, by sigmoid"
-        shape = ", ".join(map(str, ("B", count, *size)))
-        return f"output ({shape}) read as {classes}{' at every pixel' if size else ''}"
+        shape = self.found.trace.shapes[self.targets[0].leaf]
+        return f"output ({', '.join(map(str, ('B', *shape[1:])))}) read as {self.meaning.reads(shape)}"
+
+    @property
+    def meaning(self) -> Task:
+        return TASKS[self.task]
 
     @property
     def channels(self) -> int:
@@ -85,12 +88,16 @@ class Plan:
         return Offset.of(moved, target.grid.spacing)
 
     def maps(self, values: Tensor, target: Target) -> Tensor:
-        """Values of a tap -> (B, C, H, W), or (B, K) where there is no grid."""
-        return to_map(values, target.grid) if target.grid is not None else values
+        """Values of a tap -> (B, C, H, W), or (B, K) as they are merged where there is no grid."""
+        if target.grid is not None:
+            return to_map(values, target.grid)
+        return self.meaning.encode(values, self.meaning.merges[0])
 
     def unmap(self, maps: Tensor, like: Tensor, target: Target) -> Tensor:
-        out = from_map(maps, like, target.grid) if target.grid is not None else maps
-        return out.to(like.dtype)
+        if target.grid is None:
+            out = self.meaning.decode(maps, self.meaning.merges[0])
+            return out.reshape(len(out), *like.shape[1:]).to(like.dtype)
+        return from_map(maps, like, target.grid).to(like.dtype)
 
 
 def make_plan(
@@ -104,8 +111,10 @@ def make_plan(
     """Where to aggregate, for this task; refuses clearly what cannot be aligned."""
     found.require_layers()
     leaves = [leaf for leaf in graph.leaf_nodes if leaf in graph.from_image]
-    if task == "classification":
-        main = _classification_leaf(graph, found, leaves)
+    if task == "features":
+        pairs = _feature_pairs(graph, found, leaves)
+    elif not TASKS[task].maps:
+        main = _vector_leaf(graph, found, leaves, TASKS[task])
         tap, grid = _feature(graph, found, main)
         if space == "features" and tap is None:
             raise OptionError(
@@ -118,9 +127,9 @@ def make_plan(
     else:
         if space == "features":
             raise OptionError(
-                "space='features' is for classification; segmentation aggregates logit maps (space='logits')"
+                f"space='features' is for classification; {task} aggregates the maps of its output (space='logits')"
             )
-        pairs = _segmentation_pairs(graph, found, leaves)
+        pairs = _map_pairs(graph, found, leaves, TASKS[task])
     taps = list(dict.fromkeys(tap for _, tap, _ in pairs))
     given = {leaf for leaf, _, _ in pairs}
     others = [leaf for leaf in dict.fromkeys(leaves) if leaf not in given]
@@ -141,37 +150,73 @@ def make_plan(
     return Plan(graph, found, engine, targets, task, space or ("features" if pairs[0][2] else "logits"), also, plain)
 
 
-def _classification_leaf(graph: Graph, found: Subsampling, leaves: Sequence[Node]) -> Node:
+def _vector_leaf(graph: Graph, found: Subsampling, leaves: Sequence[Node], task: Task) -> Node:
+    """The first output of the task's form; of numbers also (B,), of embeddings also (B, C, 1, 1)."""
     shapes = found.trace.shapes
-    for leaf in leaves:
-        if len(shapes[leaf]) == 2:
-            return leaf
-    got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
+    forms: list[Callable[[Sequence[int]], bool]] = [lambda shape: len(shape) == 2]
+    if task.name == "regression":
+        forms.append(lambda shape: len(shape) == 1)
+    if task.name == "embedding":
+        forms.append(lambda shape: len(shape) > 2 and set(shape[2:]) == {1})
+    for fits in forms:
+        for leaf in leaves:
+            if fits(shapes[leaf]):
+                return leaf
     maps = any(len(shapes[leaf]) == 2 + len(graph.size) for leaf in leaves)
-    hint = " For logit maps pass task='segmentation'." if maps else ""
-    raise CaptureError(f"classification needs an output (B, K); this model returns {got}.{hint}")
+    hint = " For logit maps pass task='segmentation', for other maps 'dense' or 'features'." if maps else ""
+    raise CaptureError(f"{task.name} needs an output {task.shape}; this model returns {_shown(shapes, leaves)}.{hint}")
 
 
-def _feature(graph: Graph, found: Subsampling, leaf: Node) -> tuple[Node | None, Grid | None]:
+def _shown(shapes: dict[Node, Any], leaves: Sequence[Node]) -> str:
+    return ", ".join(f"({', '.join(map(str, ('B', *shapes[leaf][1:])))})" for leaf in leaves)
+
+
+def _feature_pairs(graph: Graph, found: Subsampling, leaves: Sequence[Node]) -> list[tuple[Node, Node, Grid | None]]:
+    """The outputs that lie on the picture, the coarsest first; of a model that returns none, its last map."""
+    layers = set(range(1, len(found.layers) + 1))
+    pairs: list[tuple[Node, Node, Grid | None]] = []
+    for leaf in dict.fromkeys(leaves):
+        grid = found.grid(leaf)
+        if grid is not None and None not in grid.dims and any(found.paths.get(leaf, ())):
+            pairs.append((leaf, leaf, grid))
+    if pairs:
+        return sorted(pairs, key=lambda pair: -max(pair[2].spacing))  # type: ignore[union-attr]
+    for leaf in leaves:
+        node, grid = _feature(graph, found, leaf, prefix=True)
+        if node is not None and layers:
+            return [(node, node, grid)]
+    raise CaptureError(
+        "features need a map or tokens that lie on the picture; this model returns "
+        f"{_shown(found.trace.shapes, leaves)}, and its last map cannot be laid on a grid. Give the part of it that "
+        "returns a map (timm: features_only=True)."
+    )
+
+
+def _feature(graph: Graph, found: Subsampling, leaf: Node, prefix: bool = False) -> tuple[Node | None, Grid | None]:
+    """The last map on the way to an output; with `prefix`, also tokens with others before them."""
     node = feature_node(graph, found, leaf)
     grid = found.grid(node) if node is not None else None
-    if node is None or grid is None or grid.prefix or node is graph.image or None in grid.dims:
+    if node is None or grid is None or node is graph.image or None in grid.dims or (grid.prefix and not prefix):
         return None, None
     layers = set(range(1, len(found.layers) + 1))
     if not layers <= frozenset().union(*found.paths[node]):
         return None, None
+    if batch_of(node) != Batch(0, 1):  # keys and values of a pooling attention, packed, have the images elsewhere
+        return None, None
     return node, grid
 
 
-def _segmentation_pairs(
-    graph: Graph, found: Subsampling, leaves: Sequence[Node]
+def _map_pairs(
+    graph: Graph, found: Subsampling, leaves: Sequence[Node], task: Task
 ) -> list[tuple[Node, Node, Grid | None]]:
-    """Every logit map among the outputs, with the map before its final upsampling."""
-    shapes, dims = found.trace.shapes, tuple(range(2, 2 + len(graph.size)))
+    """Every map of the task's form among the outputs, with the map before its final upsampling."""
+    shapes, axes = found.trace.shapes, len(graph.size)
+    bare = (axes + 1,) if task.name == "dense" else ()  # (B, H, W): one number at each pixel
     pairs: list[tuple[Node, Node, Grid | None]] = []
     for leaf in dict.fromkeys(leaves):
-        if len(shapes[leaf]) != len(dims) + 2:
+        if len(shapes[leaf]) not in (axes + 2, *bare):
             continue
+        dims = tuple(range(len(shapes[leaf]) - axes, len(shapes[leaf])))
         tap = leaf
         while tap.op == "call_function" and op_name(tap) in _RESIZE and _grows(shapes, tap):
             tap = tap.args[0]  # type: ignore[assignment]
@@ -179,10 +224,10 @@ def _segmentation_pairs(
         if grid is None or grid.dims != dims:
             if pairs:
                 continue  # an auxiliary map without a grid stays as the plain network gives it
-            if min(shapes[tap][2:]) == 1:
+            if min(shapes[tap][-axes:]) == 1:
                 raise CaptureError(
-                    f"the logit map is {by(shapes[tap][2:])} before its upsampling at images of {by(graph.size)}: a "
-                    "single row or column of cells has no place on the image. Use larger images, or pad them."
+                    f"the logit map is {by(shapes[tap][-axes:])} before its upsampling at images of {by(graph.size)}: "
+                    "a single row or column of cells has no place on the image. Use larger images, or pad them."
                 )
             lost = f" ({'; '.join(found.unknown[:3])})" if found.unknown else ""
             raise CaptureError(
@@ -194,9 +239,8 @@ def _segmentation_pairs(
             continue
         pairs.append((leaf, tap, grid))
     if not pairs:
-        got = ", ".join(str(("B", *shapes[leaf][1:])) for leaf in leaves)
-        wanted = SHAPES[len(dims)].replace("C", "K")
-        raise CaptureError(f"segmentation needs an output {wanted}; this model returns {got}")
+        wanted = task.shape if axes == 2 else SHAPES[axes].replace("C", "K")
+        raise CaptureError(f"{task.name} needs an output {wanted}; this model returns {_shown(shapes, leaves)}")
     return pairs
 
 

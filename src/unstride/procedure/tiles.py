@@ -102,17 +102,18 @@ class Tiling:
             raise OptionError(f"a gate with a tile takes mirrors and sizes of pictures (B, C, H, W), not {view}")
         assert gate.tile is not None
         plain = (int(size[0]), int(size[1]))
-        shown, turned = place(view, plain).size, (-2 in flips(view), -1 in flips(view))
+        shown, turned = place(view, plain).size, flips(view)
+        flipped = (-2 in turned, -1 in turned)
         scale = max(shown[0] / plain[0], shown[1] / plain[1], 1.0)
         rim = math.ceil(scale) + 2
         filled = (-(-shown[0] // fill) * fill, -(-shown[1] // fill) * fill)
         axes = tuple(
             Axis.of(
-                plain[a], shown[a], filled[a], turned[a], gate.tile, gate.context + rim, math.lcm(int(stride[a]), fill)
+                plain[a], shown[a], filled[a], flipped[a], gate.tile, gate.context + rim, math.lcm(int(stride[a]), fill)
             )
             for a in (0, 1)
         )
-        return cls(plain, shown, turned, gate.tile, rim, (axes[0], axes[1]), filled)
+        return cls(plain, shown, flipped, gate.tile, rim, (axes[0], axes[1]), filled)
 
     @property
     def window(self) -> tuple[int, int]:

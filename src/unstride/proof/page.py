@@ -19,6 +19,7 @@ from unstride.jobs.outputs import check_file, write_whole
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.prediction import at_size
+from unstride.proof.measures import PERCENT
 from unstride.proof.rows import Row
 from unstride.proof.shards import Array, Shard
 from unstride.proof.words import advice, doubts, measure, setting, stated
@@ -43,11 +44,6 @@ from unstride.views.volumes import Volume
 
 EXAMPLES = {"classification": 7, "segmentation": 3}  # of each kind
 SIDE = 240  # pixels of a thumbnail
-COLUMNS = {
-    "classification": (("top-1", "top1"), ("top-5", "top5"), ("NLL", "nll"), ("ECE", "ece"), ("Brier", "brier")),
-    "segmentation": (("mIoU", "miou"), ("Dice", "dice"), ("aAcc", "aacc"), ("mAcc", "macc")),
-}
-PERCENT = ("top1", "top5", "miou", "dice", "aacc", "macc")
 
 
 def check_report(path: Path) -> None:
@@ -59,10 +55,11 @@ def write_report(path: Path, rows: Sequence[Row], whole: Shard, job: Job) -> Non
     """The page of one run; the images that changed are read and run once more. Where it cannot be written, that is a
     warning and not an error: the rows are there, and worth more than their page.
     """
-    first, legend = rows[0], job.dataset.legend
+    first, legend = rows[0], job.pictures.legend
     name = measure(first)
+    unit = "points of" if first.measure.percent else "saved"
     about = (
-        f"{first.images:,} images; weights: {first.weights}. Gain: points of {name} over the plain network on the same "
+        f"{first.images:,} images; weights: {first.weights}. Gain: {unit} {name} over the plain network on the same "
         "images, with its 95 % bootstrap interval. MACs and time in plain forwards."
     )
     told_of_all = (_table(rows), *_charts(rows, name), *_errors(first))
@@ -96,25 +93,29 @@ def _charts(rows: Sequence[Row], name: str) -> tuple[Block, ...]:
 
 
 def _facts(rows: Sequence[Row], name: str) -> tuple[tuple[str, str], ...]:
-    out = [(f"{100 * rows[0].quality:.2f} %", f"{name}, {stated(rows[0])}")]
-    shown = [max(rows[1:], key=lambda row: row.quality)] if len(rows) > 1 else []
+    by = rows[0].measure
+    out = [(by.shown(rows[0].quality), f"{name}, {stated(rows[0])}")]
+    better = min if by.lower else max
+    shown = [better(rows[1:], key=lambda row: row.quality)] if len(rows) > 1 else []
     shown += [row for row in rows if row.recommended and not row.plain and row not in shown]
     for row in shown:
         words = f"{name}, {stated(row)}, {row.macs:.1f}x MACs: {row.verdict}"
-        out.append((f"{100 * row.quality:.2f} %", words))
+        out.append((by.shown(row.quality), words))
     return tuple(out)
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    shown = [(name, key) for name, key in COLUMNS[rows[0].task] if key in rows[0].metrics]  # older rows have no Dice
-    what = "images" if rows[0].task == "classification" else "pixels"
-    heads = ("setting", shown[0][0], "gain, points", f"{what}: corrected / corrupted", "MACs", "time")
+    by = rows[0].measure
+    shown = [(name, key) for name, key in by.columns if key in rows[0].metrics]  # older rows have no Dice
+    scale = 100 if by.percent else 1
+    changes = f"{by.counted or 'images'}: corrected / corrupted"
+    heads = ("setting", shown[0][0], "gain, points" if by.percent else "saved", changes, "MACs", "time")
     cells = []
     for row in rows:
         values = [f"{100 * row.metrics[k]:.2f} %" if k in PERCENT else f"{row.metrics[k]:.4f}" for _, k in shown]
         g = row.gain
-        gain = "" if row.plain else f"{100 * g['gain']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]"
-        changed = "" if row.plain else f"{g['corrected']:,} / {g['corrupted']:,}"
+        gain = "" if row.plain else f"{scale * g['gain']:+.2f} [{scale * g['low']:+.2f}, {scale * g['high']:+.2f}]"
+        changed = "" if row.plain or not by.counted else f"{g['corrected']:,} / {g['corrupted']:,}"
         time = "" if row.latency is None else f"{row.latency:.1f}x"
         cells.append((stated(row), values[0], gain, changed, f"{row.macs:.1f}x", time, *values[1:]))
     told = "; ".join(f"{setting(row)}: {row.verdict}" for row in rows if not row.plain)
@@ -148,6 +149,8 @@ def _changed(rows: Sequence[Row], whole: Shard, job: Job) -> list[Block]:
     others = [k for k, row in enumerate(rows) if not row.plain]
     if not others:
         return [Text("Only the plain network was evaluated.")]
+    if job.task not in EXAMPLES:
+        return [Text(f"Pictures are shown for {' and '.join(EXAMPLES)}; this is {job.task}.")]
     which = next((k for k in others if rows[k].recommended), max(others, key=lambda k: rows[k].quality))
     classify = job.task == "classification"
     score = _flips(whole, which) if classify else np.subtract(*whole.values["flips"][:, which].T.astype(np.int64))
@@ -181,8 +184,8 @@ def _flips(whole: Shard, which: int) -> Array:
 def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
     """Logits of one image: plain, and of a setting."""
     device, dtype = place(job.better.model)
-    image, _ = job.dataset[index].read()
-    x = job.dataset.preprocess(image)[None].to(device, dtype)
+    image, _ = job.pictures[index].read()
+    x = job.pictures.preprocess(image)[None].to(device, dtype)
     wide = None if job.wide is None else job.wide(image)[None].to(device, dtype)
     with torch.no_grad():
         found = job.runner(x, wide)
@@ -191,16 +194,16 @@ def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
 
 
 def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
-    image, label = job.dataset[index].read()
+    image, label = job.pictures[index].read()
     assert isinstance(label, int) and not isinstance(image, Volume)  # only masks come with volumes
     image.thumbnail((SIDE, SIDE))
     seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
-    truth, was, now = (class_name(job.dataset.classes, k) for k in (label, *seen))
+    truth, was, now = (class_name(job.pictures.classes, k) for k in (label, *seen))
     return Thumbnail(image, f"{truth}: {was} → {now}", mark)
 
 
 def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thumbnail:
-    item = job.dataset[index]
+    item = job.pictures[index]
     image, truth = item.read()
     assert isinstance(truth, Tensor)
     logits = _answers(job, index, which)
@@ -211,4 +214,4 @@ def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thum
         middle = image.size[-1] // 2
         image, maps = image.slice(middle), [one[..., middle] for one in maps]
     count = max(2, logits[0].shape[0])
-    return Thumbnail(strip(image, maps, job.dataset.classes, count), f"{item.id}: {gained:+,} pixels right", mark)
+    return Thumbnail(strip(image, maps, job.pictures.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

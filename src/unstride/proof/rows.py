@@ -17,6 +17,7 @@ from typing import Any
 
 from unstride.errors import ArtefactError
 from unstride.jobs import locks, strict
+from unstride.proof.measures import Measure, measure_of
 
 _PACKAGES = (
     "unstride",
@@ -47,8 +48,9 @@ class Row:
     """One setting (states per image, views per image) of one run. Shares are in 0..1.
 
     metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, dice, aacc, macc, iou by class; both:
-                 chance, what guessing one of the model's classes reaches
-    gain         over the plain network: gain, low, high (95 % paired bootstrap), images (pixels) corrected, corrupted
+                 chance, what guessing one of the model's classes reaches; of other tasks see `unstride.proof.measures`
+    gain         over the plain network, positive where it is better: gain, low, high (95 % paired bootstrap), images
+                 (pixels, labels, queries) corrected, corrupted
     macs         MACs of an image as a multiple of `plain_macs`, a plain forward's
     latency      seconds as a multiple of a plain forward's, timed in turn on batches of the same run; None: not timed
     peak_memory  bytes, of the largest process (of its device on CUDA) over the whole run; 0: not known here
@@ -92,8 +94,13 @@ class Row:
 
     @property
     def quality(self) -> float:
-        """The number that is compared: top-1 accuracy, or mIoU."""
-        return float(self.metrics["top1" if self.task == "classification" else "miou"])
+        """The number that is compared: top-1 accuracy, mIoU, mAP, RMSE, ...; see `measure`."""
+        return float(self.metrics[self.measure.key])
+
+    @property
+    def measure(self) -> Measure:
+        """Which number that is, what it is called, and whether lower is better."""
+        return measure_of(self.task)
 
     def to_json(self) -> dict[str, Any]:
         """Plain types. `Row.from_json` is its inverse."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from unstride.proof import metrics
+from unstride.proof import measures, metrics
 from unstride.proof.metrics import Gain, Scores
 from unstride.proof.runner import Setting
 from unstride.proof.shards import Array, Shard
@@ -28,8 +28,14 @@ def summarise(
 
     `told_apart` is the number of the model's classes; what guessing among them would reach is in the metrics.
     """
-    measured, compare = (_classification if task == "classification" else _segmentation)(whole.values, classes, seed)
-    quality = [one["top1" if task == "classification" else "miou"] for one in measured]
+    own = {"classification": _classification, "segmentation": _segmentation}
+    if task in own:
+        measured, compare = own[task](whole.values, classes, seed)
+        measured = [{**one, "chance": 1 / told_apart} for one in measured]
+    else:
+        measured, compare = measures.summarise(task, whole.values, seed)
+    by = measures.measure_of(task)
+    quality = [-one[by.key] if by.lower else one[by.key] for one in measured]
     plain_macs = whole.values["plain_macs"]
     macs = (whole.values["macs"] * plain_macs[:, None]).sum(0) / plain_macs.sum()
     advised = recommend(quality, macs.tolist(), compare)
@@ -41,7 +47,7 @@ def summarise(
         ratios = [1.0 if k == 0 else shard.seconds[k] / shard.seconds[0] for shard in timed]
         rows.append(
             {
-                "metrics": {**measured[k], "chance": 1 / told_apart},
+                "metrics": measured[k],
                 "gain": {name: value for name, value in asdict(gain).items() if name != "n"},
                 "verdict": "plain" if k == 0 else gain.verdict,
                 "recommended": k == advised,

@@ -7,24 +7,23 @@ from collections.abc import Sequence
 
 from unstride.proof.rows import Row
 
-ENOUGH = {"classification": 20, "segmentation": 1}  # images from which an accuracy at chance says something
-
 
 def verdict(row: Row) -> str:
     """`budget 4: helps: +0.50 points ...`: one line on one row."""
-    g = row.gain
-    what = "images" if row.task == "classification" else "pixels"
+    g, by = row.gain, row.measure
+    scale, digits = (100, ".2f") if by.percent else (1, ".4g")
+    changed = f" {g['corrected']:,} {by.counted} corrected, {g['corrupted']:,} corrupted;" if by.counted else ""
     return (
-        f"{stated(row)}: {row.verdict}: {g['gain'] * 100:+.2f} points of {measure(row)}, 95 % interval "
-        f"{g['low'] * 100:+.2f} to {g['high'] * 100:+.2f}; {g['corrected']:,} {what} corrected, {g['corrupted']:,} "
-        f"corrupted; {row.macs:.1f}x the MACs" + (f", {row.latency:.1f}x the time" if row.latency is not None else "")
+        f"{stated(row)}: {row.verdict}: {by.change(g['gain'])}, 95 % interval {g['low'] * scale:+{digits}} to "
+        f"{g['high'] * scale:+{digits}};{changed} {row.macs:.1f}x the MACs"
+        + (f", {row.latency:.1f}x the time" if row.latency is not None else "")
     )
 
 
 def advice(rows: Sequence[Row]) -> str:
     """Which setting to use, and why."""
     chosen = next(row for row in rows if row.recommended)
-    best = max(rows, key=lambda row: row.quality)
+    best = max(rows, key=lambda row: -row.quality if row.measure.lower else row.quality)
     if untrained(chosen):
         return f"recommended: nothing; with {untrained(chosen)} no accuracy means anything, so load trained ones"
     if chosen.plain:
@@ -54,9 +53,10 @@ def doubts(rows: Sequence[Row]) -> list[str]:
     if untrained(plain):
         return [f"{measure(plain)} with {untrained(plain)} is the accuracy of guessing; give trained weights"]
     chance = plain.metrics.get("chance")
-    if chance is None or plain.images < ENOUGH[plain.task]:
+    enough = plain.measure.enough
+    if chance is None or enough is None or plain.images < enough:
         return []
-    wide = 2 * math.sqrt(chance * (1 - chance) / plain.images) if plain.task == "classification" else 0.0
+    wide = 0.0 if plain.task == "segmentation" else 2 * math.sqrt(chance * (1 - chance) / plain.images)
     if plain.quality > chance + wide:
         return []
     return [
@@ -75,4 +75,4 @@ def setting(row: Row) -> str:
 
 def measure(row: Row) -> str:
     """The name of `row.quality`."""
-    return "top-1" if row.task == "classification" else "mIoU"
+    return row.measure.name

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.data import Dataset
+from unstride.data.batches import FromBatches
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, UnstrideError
 from unstride.jobs import outputs
@@ -24,14 +25,12 @@ from unstride.jobs.progress import progress as show_progress
 from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.prediction import at_size
-from unstride.proof import metrics
+from unstride.proof import measures, metrics
 from unstride.proof.runner import Runner
 from unstride.proof.shards import Array, Shard
 from unstride.views.canvas import Pictures
 from unstride.views.images import Preprocess
 
-BATCH = {"classification": 32, "segmentation": 4}
-SHARD = {"classification": 64, "segmentation": 16}
 TIMED = 2  # shards, at their first batch
 _AHEAD = 64  # images decoded before they are needed, at most
 _READERS = 4
@@ -40,7 +39,7 @@ _READERS = 4
 @dataclass(frozen=True, eq=False)
 class Job:
     runner: Runner
-    dataset: Dataset
+    dataset: Dataset | FromBatches
     wide: Preprocess | None
     batch_size: int
     seed: int
@@ -50,12 +49,18 @@ class Job:
         return self.runner.better
 
     @property
+    def pictures(self) -> Dataset:
+        """The data set with its pictures; batches have none, and nobody asks them."""
+        assert isinstance(self.dataset, Dataset)
+        return self.dataset
+
+    @property
     def task(self) -> str:
         return self.better.task
 
     def parts(self) -> list[range]:
         """The images of each shard; they do not depend on the batch size, so a run may be resumed with another."""
-        size, total = SHARD[self.task], len(self.dataset)
+        size, total = measures.measure_of(self.task).shard, len(self.dataset)
         return [range(i, min(i + size, total)) for i in range(0, total, size)]
 
 
@@ -135,13 +140,18 @@ def _batches(job: Job, part: range, errors: dict[int, str]) -> Iterator[list[_Im
 def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
     """Images in order, decoded a little ahead by a few threads."""
 
+    data = job.dataset
+
     def one(index: int) -> _Image | str:
-        item = job.dataset[index]
+        if isinstance(data, FromBatches):
+            x, target = data.tensors(index)
+            return _Image(index, f"image {index}", x, None, target)
+        item = data[index]
         try:
-            picture, target = item.read()
+            picture, truth = item.read()
             wide = None if job.wide is None else job.wide(picture)
             kept = picture if job.better.recipe.stages and isinstance(picture, Image.Image) else None
-            return _Image(index, item.id, job.dataset.preprocess(picture), wide, target, kept)
+            return _Image(index, item.id, data.preprocess(picture), wide, truth, kept)
         except (DataError, OSError) as error:
             return f"{item.id}: {error}"
 
@@ -164,7 +174,9 @@ def _stacked(job: Job, batch: Sequence[_Image]) -> tuple[Tensor, Tensor | None]:
 
 def _pictures(job: Job, batch: Sequence[_Image], like: Tensor) -> Pictures | None:
     images = [image.picture for image in batch if image.picture is not None]
-    return Pictures(images, job.dataset.preprocess, like) if len(images) == len(batch) else None
+    if isinstance(job.dataset, FromBatches) or len(images) < len(batch):
+        return None
+    return Pictures(images, job.dataset.preprocess, like)
 
 
 def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple[int, dict[str, Array]]]:
@@ -173,8 +185,7 @@ def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple
         x, wide = _stacked(job, batch)
         found = job.runner(x, wide, _pictures(job, batch, x))
         logits = [found[setting].logits for setting in job.runner.settings]
-        measure = _classified if job.task == "classification" else _segmented
-        values = measure(logits, batch)
+        values = _values(job.task, logits, batch)
         macs = np.array([found[setting].macs for setting in job.runner.settings]).T
         plain = job.runner.plain_macs(x)
     except UnstrideError as error:
@@ -186,6 +197,13 @@ def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple
         (image.index, {**values[k], "macs": macs[k], "plain_macs": np.array(plain, np.int64)})
         for k, image in enumerate(batch)
     ]
+
+
+def _values(task: str, logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[str, Array]]:
+    own = {"classification": _classified, "segmentation": _segmented}
+    if task in own:
+        return own[task](logits, batch)
+    return measures.score(task, logits, [image.target for image in batch])
 
 
 def _classified(logits: Sequence[Tensor], batch: Sequence[_Image]) -> list[dict[str, Array]]:

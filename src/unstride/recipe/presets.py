@@ -7,6 +7,7 @@ from pathlib import Path
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.meaning import TASKS, task_named
 from unstride.recipe.recipe import Recipe
 from unstride.views.policies import parse_view
 
@@ -23,29 +24,39 @@ def _flip(task: str) -> Recipe:
 
 def _multiscale(task: str) -> Recipe:
     """Segmentation: mmseg's six scales."""
-    scales = ("0.5x", "0.75x", "1.25x", "1.5x", "1.75x") if task == "segmentation" else ("1.15x", "1.3x")
+    scales = ("0.5x", "0.75x", "1.25x", "1.5x", "1.75x") if TASKS[task].maps else ("1.15x", "1.3x")
     views = [f"{flip}{scale}" for scale in scales for flip in ("", "mirror + ")]
     return Recipe("multiscale-flip", task, (_looks("plain", "mirror", *views),), merge=_merge(task))
 
 
 def _default(task: str, axes: int = 2) -> Recipe:
-    """Once more where the network is not sure: mirrored left to right, or, as a signal has no mirror, in a near state.
+    """Once more, of classes where the network is not sure: the mirror image, or near states where a mirror misleads.
 
-    A recording that runs backwards is another recording; clips and volumes are mirrored along their last axis only.
+    A recording that runs backwards is another recording, and a mirrored output may mean something else: a signed
+    coordinate, a left hand. Clips and volumes are mirrored along their last axis only.
     """
-    gate = Gate("margin", below=0.5) if task == "classification" else None
+    if task in ("regression", "features"):
+        return Recipe("default", task, (Stage(states="near:4"),))
+    gated = "margin" in TASKS[task].gates and not TASKS[task].maps
+    gate = Gate("margin", below=0.5) if gated else None
     again = Stage(states=SIGNAL_STATES, gate=gate) if axes == 1 else _looks("mirror", gate=gate)
     return Recipe("default", task, (_looks("plain"), again), merge=_merge(task))
 
 
+def _paper(task: str) -> Recipe:
+    """By entropy where there are classes; nearest first, and the mean, where there are none."""
+    weighed = "entropy" in TASKS[task].aggregates
+    return Recipe("paper", task, budget=10, aggregate="entropy" if weighed else "mean")
+
+
 def _merge(task: str) -> str:
-    return "probabilities" if task == "segmentation" else "logits"
+    return "probabilities" if TASKS[task].classes and TASKS[task].maps else ""
 
 
 PRESETS: dict[str, Callable[[str], Recipe]] = {
     "default": _default,
     "plain": lambda task: Recipe("plain", task),
-    "paper": lambda task: Recipe("paper", task, budget=10, aggregate="entropy"),
+    "paper": _paper,
     "paper-learned": lambda task: Recipe("paper-learned", task, budget=10, criterion="learned", aggregate="attention"),
     "flip": _flip,
     "multiscale-flip": _multiscale,
@@ -58,6 +69,7 @@ def get(name: str | Path | Recipe, task: str | None = None, axes: int = 2) -> Re
     Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`. `axes`: of what the
     model takes; the default of signals (1) is another one.
     """
+    task = None if task is None else task_named(task).name
     if isinstance(name, Recipe):
         recipe = name
     elif str(name) in PRESETS:

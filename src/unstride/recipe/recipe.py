@@ -19,14 +19,15 @@ from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.procedure.aggregate import BORDERS
 from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.meaning import ALIASES, MERGES, NEAR, TASKS
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.procedure.stopping import Stop
-from unstride.procedure.tasks import SPACES, TASKS
+from unstride.procedure.tasks import SPACES
 from unstride.recipe.words import DOCS
 from unstride.views.policies import IDENTITY
 
 AGGREGATES = ("mean", "entropy", "attention", "max")
-MERGES = ("logits", "probabilities")
+OWN = ("merge", "criterion")  # what a task has a usual one of; "" asks for that
 PRECISIONS = (None, "bfloat16", "float16")
 
 
@@ -69,13 +70,13 @@ class Recipe:
         (),
         lambda v: None if isinstance(v, tuple) and all(isinstance(s, Stage) for s in v) else "a tuple of Stage",
     )
-    merge: str = _ask("merge", "logits", _one_of(*MERGES))
+    merge: str = _ask("merge", "", _one_of(*MERGES))
     temperature: float = _ask("temperature", 1.0, _positive)
     budget: int = _ask(
         "budget", 1, _whole(1, "a whole number of states, at least 1 (1 is the model itself)"), search=True
     )
     layers: tuple[int, ...] | None = _ask("layers", None, _range, search=True)
-    criterion: str = _ask("criterion", "entropy", _one_of(*CRITERIA), search=True)
+    criterion: str = _ask("criterion", "", _one_of(*CRITERIA), search=True)
     order: str = _ask("order", "paper", _one_of(*ORDERS), search=True)
     states: tuple[Any, ...] | None = _ask(
         "states",
@@ -106,6 +107,11 @@ class Recipe:
                 object.__setattr__(self, name, tuple(value))
         if isinstance(self.states, tuple):
             object.__setattr__(self, "states", tuple(_written(s) for s in self.states))
+        if isinstance(self.task, str) and self.task in ALIASES:
+            object.__setattr__(self, "task", ALIASES[self.task])
+        for name in OWN:
+            if getattr(self, name) == "" and isinstance(self.task, str) and self.task in TASKS:
+                object.__setattr__(self, name, _usual(name, self.task))
         for f in fields(self):
             wanted = f.metadata["check"](getattr(self, f.name))
             if wanted is not None:
@@ -119,24 +125,55 @@ class Recipe:
             raise OptionError(
                 "the first stage is for every image, so it has no gate, and it begins with the plain view"
             )
-        self._check_gates([s.gate for s in self.stages if s.gate is not None])
         if self.criterion == "learned" and self.aggregate != "attention":
             raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
-        if self.task == "segmentation" and self.aggregate == "attention":
+        self._check_task()
+        self._check_gates([s.gate for s in self.stages if s.gate is not None])
+
+    def _check_task(self) -> None:
+        """What the task's output cannot say is refused, and what can be had instead is named."""
+        task = TASKS[self.task]
+        if self.aggregate == "attention" and "attention" not in task.aggregates:
             raise OptionError(
-                "aggregate='attention' is for classification; segmentation is learning-free (mean, entropy, max)"
+                f"aggregate='attention' is for classification; {task.name} is learning-free "
+                f"({', '.join(task.aggregates)})"
             )
-        if self.align == "stitch" and (self.task != "segmentation" or self.aggregate == "max"):
-            raise OptionError("align='stitch' is for segmentation with aggregate 'entropy' or 'mean'")
+        if self.align == "stitch" and (not task.stitches or self.aggregate == "max"):
+            raise OptionError(
+                "align='stitch' is for segmentation and dense maps, with aggregate 'entropy' or 'mean'; finer "
+                "features come from better.features(images, finer=2)"
+            )
+        if self.merge not in task.merges:
+            raise OptionError(f"merge={self.merge!r}: {task.name} has {', '.join(map(repr, task.merges))}")
+        if self.temperature != 1 and not task.classes:
+            raise OptionError(f"temperature divides logits of classes, and task={task.name!r} has none; leave it out")
+        if not self.searches:
+            return
+        if not task.searches:
+            raise OptionError(f"task={task.name!r} takes stages of looks and no search: stages with states='near:4'")
+        for name, allowed in (("criterion", task.criteria), ("aggregate", task.aggregates)):
+            if getattr(self, name) not in allowed:
+                needs = "one class for each picture or pixel" if task.classes else "classes"
+                raise OptionError(
+                    f"{name}={getattr(self, name)!r} needs {needs}, which task={task.name!r} has not: it takes "
+                    f"{', '.join(map(repr, allowed))}; or {NEAR}"
+                )
+        if self.stop is not None and not task.one_label:
+            raise OptionError(f"stop rules ask for one class, and task={task.name!r} has none: {NEAR}")
 
     def _check_gates(self, gates: list[Gate]) -> None:
-        tiles = {gate.tile for gate in gates}
-        if self.task != "segmentation" and tiles - {None}:
+        task, tiles = TASKS[self.task], {gate.tile for gate in gates}
+        for gate in gates:
+            if gate.by not in task.gates:
+                needs = "one class for each picture" if task.classes else "classes"
+                able = f"it has a gate by {', '.join(task.gates)}; or " if task.gates else ""
+                raise OptionError(
+                    f"a gate by {gate.by!r} needs {needs}, which task={task.name!r} has not: {able}{NEAR}"
+                )
+        if not task.maps and tiles - {None}:
             raise OptionError("gate: tile is for segmentation, where an answer has places; leave it out")
         if len(tiles) > 1:
             raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole pictures")
-        if self.task == "segmentation" and any(gate.by == "agreement" for gate in gates):
-            raise OptionError("gate: in segmentation it is by margin, probability or entropy, not by agreement")
 
     def changed(self, **changes: Any) -> Recipe:
         """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""
@@ -152,6 +189,9 @@ class Recipe:
                 f"{searching[0]} belongs to the paper's search, and recipe {self.name or 'of looks'!r} has stages of "
                 "looks instead: give recipe='paper' with it"
             )
+        if "task" in changes:  # what was the old task's usual becomes the new one's
+            usual = {name: "" for name in OWN if getattr(self, name) == _usual(name, self.task)}
+            changes = {**usual, **changes}
         return replace(self, **changes)
 
     @property
@@ -164,6 +204,10 @@ class Recipe:
     def searches(self) -> bool:
         return not self.stages and (self.budget > 1 or self.states is not None)
 
+    def warmed(self, logits: Any) -> Any:
+        """Merged logits, divided by the temperature."""
+        return logits if self.temperature == 1 else logits / self.temperature
+
     def digest(self) -> str:
         """The same for recipes that do the same, whatever they are called."""
         return hashlib.sha256(repr(replace(self, name="")).encode()).hexdigest()[:12]
@@ -172,14 +216,20 @@ class Recipe:
         head = f"{self.name or 'recipe'} ({self.task})"
         if self.stages:
             lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
-            end = f"  mean of {self.merge}" + (f", temperature {self.temperature:.4g}" if self.temperature != 1 else "")
+            how = self.merge if self.merge == "median" else f"mean of {self.merge}"
+            end = f"  {how}" + (f", temperature {self.temperature:.4g}" if self.temperature != 1 else "")
             return "\n".join([head, *lines, end])
         if not self.searches:
             return f"{head}: the network as it came"
-        defaults = Recipe()
+        defaults = Recipe(task=self.task)
         what = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "task", "stages")}
         asked = [f"{k}={v!r}" for k, v in what.items() if v != getattr(defaults, k)]
         return f"{head}: search, {', '.join(asked)}"
+
+
+def _usual(name: str, task: str) -> str:
+    """The merge or criterion that a task takes where none is asked for."""
+    return (TASKS[task].merges if name == "merge" else TASKS[task].criteria)[0]
 
 
 SEARCH = tuple(f.name for f in fields(Recipe) if f.metadata["search"])
@@ -197,5 +247,6 @@ def _listed(wanted: str) -> str:
 
 
 def field_table() -> list[tuple[str, str, str]]:
-    """(name, default, what it is) of every field, for help and docs."""
-    return [(f.name, repr(f.default), str(f.metadata["doc"])) for f in fields(Recipe)]
+    """(name, default of a classifier, what it is) of every field, for help and docs."""
+    usual = Recipe()
+    return [(f.name, repr(getattr(usual, f.name)), str(f.metadata["doc"])) for f in fields(Recipe)]

@@ -20,7 +20,7 @@ from unstride.proof.metrics import Integers
 from unstride.tuning.choose import fold_of, simplest
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
-SHARES = (0.1, 0.2, 0.35, 0.5, 1.0)
+SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
 OBJECTIVES = ("likelihood", "miou")
 FOLDS = 5
 STEPS = 8

@@ -24,8 +24,9 @@ from unstride.jobs.distributed import World
 from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.batch import Batch
 from unstride.procedure.gates import Gate, sureness
-from unstride.procedure.looks import Batch, Look, total_stride
+from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
@@ -79,7 +80,8 @@ def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
             key = hashlib.sha256(repr((data.fingerprint(), item.id)).encode()).hexdigest()[:24]
             yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask))
         return
-    for images, masks in data:
+    loader: Iterable[Any] = data
+    for images, masks in loader:
         known = torch.as_tensor(masks)
         if known.ndim != 3 or len(known) != len(images) or known.is_floating_point():
             raise DataError(f"masks: got {known.dtype} {tuple(known.shape)}, wanted classes (B, H, W), 255 for none")
@@ -183,7 +185,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
     images, plan, crop = better.fitted(scene.source.see(IDENTITY))
     first = Batch(plan, plan.engine.start(images), (IDENTITY,), [0], crop)
     zero = plan.found.space.zero
-    plain = next(first.look(IDENTITY, [zero], [0], first))[1]
+    _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
     chosen = sampled(scene, pixels)
     size = (int(scene.source.size[0]), int(scene.source.size[1]))
     assert gate.tile is not None
@@ -193,7 +195,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
         work = Work.of(own, unit.count)
         states = [look.state for look in looks_of(unit, work)]
         batch = first if unit.view == IDENTITY else Batch(own, own.engine.start(images), (unit.view,), [0], crop)
-        logits = next(batch.look(unit.view, states, [0], first))[1]
+        _, (logits,) = next(batch.look(unit.view, states, [0], first))
         maps.append(_at(logits, scene.mask, chosen))
         seen = states if zero in states else [zero, *states]
         beside = work.macs(seen) - (work.macs([zero]) if unit.view == IDENTITY else 0)
@@ -260,7 +262,8 @@ def _stored(file: Path) -> Said | None:
     except ArtefactError:
         return None  # damaged: made again
     h, w, stands, filled, *stride = tensors.pop("numbers").tolist()
-    return Said(**tensors, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))
+    t: dict[str, Any] = dict(tensors)
+    return Said(**t, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError
 from unstride.jobs.distributed import world
-from unstride.procedure.gates import Gate
+from unstride.procedure.gates import CONTEXT, Gate
 from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import candidates, usual
@@ -26,7 +26,7 @@ from unstride.tuning.tuned import Line, Tuned
 
 LEAST = 10  # pictures: with fewer nothing can be said
 PIXELS = 300_000  # of all pictures together, about
-_SMALL = 256  # pixels: a smaller picture has smaller tiles
+_SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
 
 
 def tune_scenes(
@@ -40,7 +40,7 @@ def tune_scenes(
         raise DataError(f"{len(given)} labelled pictures are too few to choose by; give at least {LEAST}")
     units, _, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
     tile = 32 if min(given[0].source.size) >= _SMALL else 16
-    gate = Gate(share=1.0, tile=tile, context=2 * tile)
+    gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)
     each = min(4096, max(256, PIXELS // len(given)))
     with ExitStack() as stack:
         us = stack.enter_context(world())

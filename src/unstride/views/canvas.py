@@ -6,7 +6,8 @@ Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 2
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -297,3 +298,20 @@ def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
         return Pictures(list(images), preprocess)
     raise InputError(f"images: got {type(given).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
+
+
+def batches(pictures: Any) -> Iterator[Any]:
+    """What a model takes, or a loader of that, with or without labels -> batches."""
+    if isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas):
+        for batch in pictures:
+            yield batch[0] if isinstance(batch, list | tuple) else batch
+    else:
+        yield pictures
+
+
+def casting(source: Source, precision: str | None) -> AbstractContextManager[Any]:
+    """Autocast to a precision, where the pictures are; nothing without one."""
+    if precision is None:
+        return nullcontext()
+    device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
+    return torch.autocast(device, getattr(torch, precision))

@@ -1,0 +1,161 @@
+"""What a model's output means, without being told: what its library says, otherwise what its shape suggests.
+
+told_task(timm.create_model("vit_tiny_patch16_224", num_classes=0))    # "embedding"
+guess(model, images[:1])                                               # Guess("classification", "output (B, ...")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from unstride.errors import CaptureError, ModelRaised
+from unstride.graph.capture import calling
+from unstride.graph.twin import twin
+from unstride.procedure.meaning import TASKS, task_named
+
+_SEGMENTS = 16  # a map this many times smaller than the picture is features rather than classes of pixels
+ASSUMED = "assumed: nothing says so"
+_HEADS = ("fc", "classifier", "head", "heads")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A task, and why: `assumed` says what was taken for what, and is empty where the model's library said it."""
+
+    task: str | None
+    assumed: str = ""
+
+    def __str__(self) -> str:
+        return f"nothing says what this model's output means: {self.assumed} (task={self.task!r})"
+
+
+def task_of(asked: Any, model: nn.Module, example: Tensor, recipe_says: bool = False) -> Guess:
+    """What the user says, then what a recipe of its own was made for (None), then what can be found out."""
+    if getattr(model, "is_enhanced", False) and asked in (None, "auto"):
+        return Guess(str(model.task))
+    check_kind(model)
+    if asked not in (None, "auto"):
+        return Guess(task_named(asked).name)
+    return Guess(None) if recipe_says else guess(model, example)
+
+
+def guess(model: nn.Module, example: Tensor) -> Guess:
+    """The task of a model, from its library or, with one forward of the example, from the shape of what it returns."""
+    told = told_task(model)
+    if told not in (None, "embedding"):
+        return Guess(told)
+    try:
+        with torch.inference_mode(False), torch.no_grad(), calling(example):
+            output = twin(model)(example[:1].clone())
+    except ModelRaised:  # a capture will say what it raises, and pad the picture where that may help
+        return Guess(told or "classification")
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not leaves:
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree_leaves(output)})) or "nothing"
+        raise CaptureError(f"the model returns no tensor but {kinds}; unstride needs one with a row for each picture")
+    shapes = [tuple(leaf.shape) for leaf in leaves]
+    if told is not None:  # a tower without a pooled vector gives features
+        pooled = any(len(s) == 2 or (len(s) > 2 and set(s[2:]) == {1}) for s in shapes)
+        return Guess("embedding" if pooled else "features")
+    task, leaf = _by_shape(shapes, example)
+    shown = ", ".join(map(str, ("B", *leaf[1:])))
+    return Guess(task, f"output ({shown}) read as {TASKS[task].reads(leaf)}")
+
+
+def _by_shape(shapes: Sequence[tuple[int, ...]], example: Tensor) -> tuple[str, tuple[int, ...]]:
+    """The likeliest task for outputs of these shapes, and the output that says so."""
+    axes = example.ndim - 2
+    maps = [s for s in shapes if len(s) == axes + 2]
+    if len({s[2:] for s in maps}) > 1 and not any(len(s) == 2 for s in shapes):
+        coarse = min(maps, key=lambda s: s[-1])
+        if len(maps) > 2 or min(s[-1] * _SEGMENTS for s in maps) < example.shape[-1]:
+            return "features", coarse  # a pyramid
+    for shape in shapes:
+        if len(shape) == 2:
+            return "classification", shape
+        if len(shape) > 2 and set(shape[2:]) == {1}:
+            return "embedding", shape
+        if len(shape) == axes + 2:
+            fine = shape[-1] * _SEGMENTS >= example.shape[-1] and shape[1] <= 256
+            return ("segmentation" if fine else "features"), shape
+        if len(shape) == axes + 1 and axes > 1:
+            pixels = all(n * _SEGMENTS >= m for n, m in zip(shape[1:], example.shape[2:], strict=True))
+            square = shape[1] * example.shape[3] == shape[2] * example.shape[2]
+            return ("dense" if pixels and square else "features"), shape
+        if len(shape) == 1:
+            return "regression", shape
+    return "classification", shapes[0]
+
+
+# ------------------------------------------------------------------------------------------ what libraries say
+
+
+def told_task(model: nn.Module) -> str | None:
+    """The task that the model's library or its own configuration names; None where nobody says."""
+    library = type(model).__module__.partition(".")[0]
+    found = {"transformers": _transformers, "timm": _timm, "segmentation_models_pytorch": _smp, "torchvision": _tv}
+    return found[library](model) if library in found else None
+
+
+def _transformers(model: Any) -> str | None:
+    name = type(model).__name__
+    if "ForImageClassification" in name:
+        told = {"multi_label_classification": "multilabel", "regression": "regression"}
+        return told.get(getattr(model.config, "problem_type", None) or "", "classification")
+    if "ForSemanticSegmentation" in name:
+        return "segmentation"
+    if "ForDepthEstimation" in name:
+        return "dense"
+    if name.endswith("Backbone"):
+        return "features"
+    return "embedding" if name.endswith(("Model", "ModelWithProjection")) else None
+
+
+def _timm(model: Any) -> str | None:
+    if type(model).__name__.startswith("Feature"):
+        return "features"
+    count = getattr(model, "num_classes", None)
+    return None if count is None else "classification" if count else "embedding"
+
+
+def _smp(model: Any) -> str | None:
+    return "segmentation" if hasattr(model, "segmentation_head") else None
+
+
+def _tv(model: Any) -> str | None:
+    if ".segmentation" in type(model).__module__:
+        return "segmentation"
+    last = [getattr(model, name) for name in _HEADS if isinstance(getattr(model, name, None), nn.Module)]
+    return "embedding" if any(isinstance(m, nn.Identity) for m in last) else "classification" if last else None
+
+
+# ------------------------------------------------------------------------------------------ what cannot be enhanced
+
+
+def check_kind(model: nn.Module) -> None:
+    """One sentence on models whose answers are not of a kind that looks can be merged in, and what to do instead."""
+    where, name = type(model).__module__, type(model).__name__
+    boxes = where.startswith("torchvision.models.detection") and "backbone" not in where
+    if boxes or "ForObjectDetection" in name or "ForInstanceSegment" in name:
+        attribute = "model.backbone" if boxes else "its backbone"
+        raise CaptureError(
+            f"{name} is a detector: the boxes of several looks cannot be averaged. Enhance its backbone instead, "
+            f"{attribute} = unstride.enhance({attribute}, example, task='features')"
+        )
+    if where.startswith("torchvision.models.optical_flow"):
+        raise CaptureError(f"{name} takes two pictures; unstride looks again at one, so optical flow cannot be used")
+    if "ForUniversalSegmentation" in name:
+        raise CaptureError(
+            f"{name} returns masks for queries, whose order may change from look to look, so they cannot be averaged; "
+            "return the per-pixel class scores made from them (a small wrapper), and pass task='segmentation'"
+        )
+    if name.startswith("NaFlex"):
+        raise CaptureError(
+            f"{name} takes patches of pictures of any shape, not a tensor (B, C, H, W); use a ViT of one size instead"
+        )
