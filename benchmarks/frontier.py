@@ -44,7 +44,7 @@ def pooled(
 ) -> tuple[str, Pool, list[Unit], Searched]:
     found = real(assets, net, limit)
     canvas, _ = found.batches[0]
-    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain")
+    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain", task="classification")
     given = list(parts(found.batches, canvas.pixels.new_zeros(())))
     units = candidates(given[0].source, size, "classification")
     with world() as us:

@@ -74,7 +74,7 @@ def measure(assets: Path, net: str, limit: int) -> list[dict[str, object]]:
     found = real(assets, net, limit)
     images = torch.cat([canvas.see(IDENTITY) for canvas, _ in found.batches])[:limit]
     labels = torch.cat([torch.as_tensor(y) for _, y in found.batches])[:limit]
-    better = unstride.enhance(found.model, images[:1], recipe="plain")
+    better = unstride.enhance(found.model, images[:1], recipe="plain", task="classification")
     with torch.no_grad():
         plain = torch.cat([found.model(part) for part in images.split(TOGETHER)])
     was, cold, rows = plain.argmax(1) == labels, warm(plain, labels), []

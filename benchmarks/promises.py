@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import unstride  # noqa: F401  (before torchvision)
-from benchmarks.frontier import pooled
+from benchmarks.frontier import merge_rows, pooled
 from benchmarks.nets import REAL, real
 from unstride.enhanced import enhance
 from unstride.tuning.certificate import certify
@@ -30,7 +30,7 @@ def draws(assets: Path, net: str, cache: Path, few: int, count: int, cost: float
     """Of `count` draws: how often the promised interval holds the gain on the rest, and how often that is a loss."""
     name, pool, units, _ = pooled(assets, net, cache, None, "medium", 0)
     found = real(assets, net, 1)
-    better = enhance(found.model, found.batches[0][0].see(IDENTITY), recipe="plain")
+    better = enhance(found.model, found.batches[0][0].see(IDENTITY), recipe="plain", task="classification")
     kept = worse = alone = 0
     promised, measured, spent = [], [], []
     assert pool.labels is not None
@@ -91,12 +91,10 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--cost", type=float, default=1.5)
     args = parser.parse_args()
-    rows = [draws(args.assets, n, args.cache, few, args.draws, args.cost) for n in args.nets for few in args.few]
-    with ROWS.open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(rows)
-    PAGE.write_text(page([{k: str(v) for k, v in r.items()} for r in rows]), encoding="utf-8")
+    for net in args.nets:
+        merge_rows(ROWS, FIELDS, [draws(args.assets, net, args.cache, n, args.draws, args.cost) for n in args.few])
+        with ROWS.open(newline="") as file:
+            PAGE.write_text(page(list(csv.DictReader(file))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,9 @@ def test_the_exact_interval():
     assert proof.better and proof.gain == 0.025 and "at least" in str(proof)
     assert not certify(5, 5, 1000).better and "at most" in str(certify(5, 5, 1000))
     assert in_sequence([proof, certify(5, 5, 1000), proof]) == 1
+    plain = certify(0, 0, 1000)  # nothing is claimed, so nothing fails
+    assert in_sequence([plain, proof, proof]) == 3
+    assert in_sequence([plain, certify(5, 5, 1000), proof]) == 0
 
 
 @pytest.fixture(scope="module")

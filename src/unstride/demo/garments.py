@@ -47,7 +47,9 @@ def classification(say: Say) -> tuple[Any, list[Block]]:
         )
     ]
     say("preparing the embedded classifier")
-    methods = {"learning-free": unstride.enhance(model, x[:1], recipe="paper", budget=max(BUDGETS))}
+    methods = {
+        "learning-free": unstride.enhance(model, x[:1], recipe="paper", budget=max(BUDGETS), task="classification")
+    }
     try:
         methods["learned"] = _learned(model)
     except UnstrideError as error:

@@ -37,7 +37,7 @@ def plot_photographs(shown: Sequence[Shown]) -> Any:
     """A matplotlib Figure: each photograph with its truth and both answers, green where they are right."""
     columns = min(COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
-    fig = library().Figure(figsize=(2.5 * columns, 3.5 * rows), dpi=160, facecolor=PAPER, layout="constrained")
+    fig = library().Figure(figsize=(2.5 * columns, 3.5 * rows), dpi=100, facecolor=PAPER, layout="constrained")
     panels = np.atleast_1d(fig.subplots(rows, columns)).ravel()
     for ax in panels:
         ax.set_axis_off()

@@ -110,8 +110,13 @@ def in_sequence(certificates: list[Certificate]) -> int:
 
     Where no answer changes, as with plain, nothing is claimed, so nothing is tested, and the sequence goes on.
     """
-    tested = ((i, c) for i, c in enumerate(certificates) if c.corrected + c.corrupted)
-    return next((i for i, c in tested if not c.better), len(certificates))
+    shown = 0
+    for i, c in enumerate(certificates):
+        if c.corrected + c.corrupted:
+            if not c.better:
+                return shown
+            shown = i + 1
+    return len(certificates)
 
 
 def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float], guard: float | None) -> str:

@@ -130,10 +130,10 @@ def gather(
     def look(source: Source) -> dict[str, Tensor]:
         return {"logits": look_at(better, source, looks), **(_paper(better, source) if paper else {})}
 
-    if show and us.leads:
-        count = sum(len(part.source) for part in given)
-        print(estimate(better, given[0].source, looks, work, count, paper), file=sys.stderr, flush=True)
-    stored = _shards(look, name, given, folder, us, "looking" if show else "")
+    def told(pictures: int) -> str:
+        return estimate(better, given[0].source, looks, work, pictures, paper)
+
+    stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
     labels = torch.cat([p.labels for p in given])
     pool = Pool(looks, torch.cat([s["logits"] for s in stored], 1), labels, work)
     beside = (torch.cat([s["paper"] for s in stored]), torch.cat([s["cost"] for s in stored])) if paper else None
@@ -161,11 +161,17 @@ def _shards(
     folder: Path,
     us: World,
     label: str,
+    told: Callable[[int], str] | None = None,
 ) -> list[dict[str, Tensor]]:
-    """What is made of each part, each process its share; what is there already is not made again."""
+    """What is made of each part, each process its share; what is there already is not made again.
+
+    `told` says before the start what so many pictures will take.
+    """
     files = [folder / f"{name}-{part.key}.safetensors" for part in given]
     mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
     total = sum(len(given[i].source) for i in mine)
+    if told is not None and label and us.leads and total:
+        print(told(total), file=sys.stderr, flush=True)
     with show_progress(label, total, bool(label) and us.leads and total > 0) as advance:
         for i in mine:
             write_artefact(files[i], make(given[i].source), {"kind": KIND})
