@@ -10,7 +10,6 @@ import csv
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -286,15 +285,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    started, found = time.process_time(), {}
+    found = {}
     for kind in args.kinds:
         count = max(2, args.seeds) if kind == "atlas" else args.seeds  # of the front and of the back
         found[kind] = joined([kept(kind, seed, args) for seed in range(count)])
     about = (
-        f"This page: `python -m benchmarks.volumes {' '.join(sys.argv[1:])}`. "
-        f"{args.seeds} networks of each kind; {args.count} training and {args.test} test volumes for each, "
-        f"{25 * args.count:,} and {30 * args.test:,} signals; {(time.process_time() - started) / 60:.0f} minutes of "
-        "one core, what was trained before not counted."
+        f"This page: `python -m benchmarks.volumes {' '.join(sys.argv[1:])}`. Networks of each kind: {args.seeds} (of "
+        f"the atlas one for each half at least), with {args.count} training and {args.test} test volumes each, "
+        f"{25 * args.count:,} and {30 * args.test:,} signals."
     )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results-3d.md").write_text(page(found, about))
