@@ -211,6 +211,17 @@ def test_each_look_comes_with_what_it_sees_and_the_truth(tmp_path: Path) -> None
     assert [40, 40] in [s["size"] for s in data["states"]]
 
 
+@pytest.mark.parametrize(("accepted", "truth"), [(("red", "blue"), "a balloon"), (("tripod",), None)])
+def test_a_photograph_may_have_several_right_answers_or_none_here(
+    accepted: tuple[str, ...], truth: str | None, tmp_path: Path
+) -> None:
+    loaded = models.load(f"{write_nets(tmp_path)}:net")
+    better = unstride.enhance(loaded.model, loaded.example(), recipe="flip", preprocess=loaded.preprocess)
+    data = look(loaded, better, photo(2), ("a balloon", accepted))
+    assert data["truth"] == truth
+    assert data["accepted"] == ([] if truth is None else list(accepted))
+
+
 def picture(data: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))))
 

@@ -34,7 +34,8 @@ RECIPES = {
     "paper": "paper: the search, state by state",
 }
 
-Truth = int | NDArray[np.uint8] | None  # a class, or the classes (H, W) of a segmentation
+# A class, what is seen and the names of classes that say so, or the classes (H, W) of a segmentation.
+Truth = int | tuple[str, tuple[str, ...]] | NDArray[np.uint8] | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ def samples_for(spec: str) -> list[Sample]:
     found = [(path, photo) for photo in PHOTOS if (path := inside(photo.package, photo.file)) is not None]
     if not found:  # garments, which another network has other names for
         return [replace(garment, truth=None) for garment in samples_for("sample")]
-    return [Sample(f"{photo.truth} ({photo.credit})", open_image(path)) for path, photo in found]
+    return [
+        Sample(f"{photo.truth} ({photo.credit})", open_image(path), (photo.truth, photo.classes))
+        for path, photo in found
+    ]
 
 
 def named(options: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
         "task": better.task,
         "recipe": str(better.recipe),
         "budget": better.recipe.budget,
-        "truth": class_name(loaded.classes, truth) if isinstance(truth, int) else None,
+        **_known(truth, loaded.classes),
         "story": stages,
         "image": {"width": view.width, "height": view.height, "data": _picture(view)},
         "layers": layers(plan, () if better.recipe.stages else better.options(plan).layers),
@@ -83,6 +83,15 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
         "stopped": p.stopped,
         **told,
     }
+
+
+def _known(truth: Truth, classes: tuple[str, ...]) -> dict[str, Any]:
+    """What the picture shows, and the names of the classes that are right; nothing where this network has none."""
+    if isinstance(truth, int):
+        truth = (class_name(classes, truth), (class_name(classes, truth),))
+    if isinstance(truth, tuple) and set(truth[1]) & set(classes):
+        return {"truth": truth[0], "accepted": list(truth[1])}
+    return {"truth": None, "accepted": []}
 
 
 def _picture_views(told: list[dict[str, Any]], p: Prediction, source: Pictures) -> None:
@@ -145,7 +154,7 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
 def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded, truth: Truth) -> dict[str, Any]:
     maps = [class_map(a) for a in answers]
     height, width = maps[0].shape
-    known = None if truth is None else _resized(np.asarray(truth), (height, width))
+    known = _resized(truth, (height, width)) if isinstance(truth, np.ndarray) else None
     count = max(2, p.logits.shape[0])
     spread, own, heat = Disagreement(), [], []
     for v in p.states:

@@ -200,13 +200,13 @@ def refined(
 
 
 def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
-    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better.
+    """The fewest looks whose loss is within half a standard error of the best; plain unless something is surely better.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with.
     """
     best = min(tried, key=lambda key: float(tried[key].mean()))
     sure = [k for k in tried if k != plain and _difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
-    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 1.0]
+    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 0.5]
     return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
 
 

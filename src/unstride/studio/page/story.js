@@ -10,6 +10,8 @@ export function mark(right) {
   return element("span", { class: right ? "mark right" : "mark wrong" }, right ? "✓ right" : "✗ wrong");
 }
 
+const correct = (data, name) => (data.truth === null ? null : data.accepted.includes(name));
+
 // What is said with the first k + 1 looks, and whether that is right.
 export function said(data, k) {
   if (data.task !== "classification") {
@@ -17,7 +19,7 @@ export function said(data, k) {
     return { text: right === null ? `${percent(data.changed[k], 1)} of the pixels change` : `${percent(right, 1)} of the pixels right`, right: null };
   }
   const values = k < 0 ? data.plain : data.enhanced[k], best = values.indexOf(Math.max(...values)), { name } = data.classes[best];
-  return { text: `${name} ${percent(values[best])}`, right: data.truth === null ? null : name === data.truth };
+  return { text: `${name} ${percent(values[best])}`, right: correct(data, name) };
 }
 
 // Plain beside the answer beside the truth.
@@ -56,7 +58,7 @@ function card(data, k) {
   const rates = data.layers.layers.map((layer) => layer.rate), small = rates.every(([y, x]) => y <= 4 && x <= 4);
   const classes = data.task === "classification";
   const own = classes ? `${look.name} ${percent(look.probability)}` : k === 0 ? "the plain map" : `${percent(look.changed, 1)} differ from plain`;
-  const right = classes && data.truth !== null ? look.name === data.truth : null;
+  const right = classes ? correct(data, look.name) : null;
   const state = still ? "plain state" : small
     ? svg("svg", { class: "picked", viewBox: `0 0 ${17 * rates.length} 14`, width: 17 * rates.length, height: 14, role: "img", "aria-label": `state ${look.selection.join(" ")}` },
       ...glyphs(look.selection, rates, 1, 7, true, "var(--accent)"))
