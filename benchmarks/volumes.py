@@ -10,7 +10,6 @@ import csv
 import itertools
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,19 +30,9 @@ MIRROR = parse_view("mirror")
 EIGHT, PLAIN = "eight mirrors", "plain"
 CEILING = 3.0  # the goal: the quality of eight mirrors at three forwards
 KINDS = {"volumes": "segmentation", "atlas": "segmentation", "signals": "classification"}
-FIELDS = [
-    "kind",
-    "setting",
-    "looks",
-    "cost",
-    "score",
-    "gain",
-    "low",
-    "high",
-    "against_eight",
-    "eight_low",
-    "eight_high",
-]
+RIM = 4  # voxels along the sides of a block that do not count as inside
+FIELDS = ["kind", "setting", "looks", "cost", "score", "gain", "low", "high"]
+FIELDS += ["against_eight", "eight_low", "eight_high", "inside", "inside_gain", "inside_low", "inside_high"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +44,7 @@ class Row:
     looks: int
     scores: np.ndarray
     costs: np.ndarray
+    inside: np.ndarray  # of what lies `RIM` voxels and more from the sides; of signals nothing
 
     @property
     def cost(self) -> float:
@@ -136,13 +126,16 @@ def _row(
 ) -> Row:
     scores: list[float] = []
     costs: list[float] = []
+    inside: list[float] = []
+    core = (slice(RIM, -RIM),) * 3
     for part in torch.arange(len(x)).split(together):
         with torch.no_grad():
             logits, cost = better.looks(x[part]) if better.recipe.stages else (better(x[part]), [1.0] * len(part))
         scores += score(logits, y[part])
+        inside += score(logits[(..., *core)], y[part][(..., *core)]) if kind != "signals" else []
         costs += cost
     looks = max(1, len({(v, s) for stage in better.recipe.stages for v in stage.views for s in _states(better, stage)}))
-    return Row(kind, name, looks, np.array(scores), np.array(costs))
+    return Row(kind, name, looks, np.array(scores), np.array(costs), np.array(inside))
 
 
 def _states(better: Enhanced, stage: Stage) -> tuple[object, ...]:
@@ -151,38 +144,44 @@ def _states(better: Enhanced, stage: Stage) -> tuple[object, ...]:
 
 def joined(parts: list[list[Row]]) -> list[Row]:
     """The rows of several networks as those of one: all examples, one after the other."""
-    return [
-        replace(same[0], scores=np.concatenate([r.scores for r in same]), costs=np.concatenate([r.costs for r in same]))
-        for same in zip(*parts, strict=True)
-    ]
+
+    def whole(same: tuple[Row, ...]) -> Row:
+        values = {name: np.concatenate([getattr(r, name) for r in same]) for name in ("scores", "costs", "inside")}
+        return replace(same[0], **values)
+
+    return [whole(same) for same in zip(*parts, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables
-def compared(row: Row, base: Row) -> tuple[float, float, float]:
-    change = row.scores - base.scores
+def compared(row: Row, base: Row, of: str = "scores") -> tuple[float, float, float]:
+    change = getattr(row, of) - getattr(base, of)
     return float(change.mean()), *bootstrap(change)
 
 
 def cells(row: Row, rows: list[Row]) -> dict[str, object]:
     base = rows[0]
     eight = next((r for r in rows if r.setting == EIGHT), None)
-    gain = compared(row, base)
-    to_eight = compared(row, eight) if eight is not None else ("", "", "")
-    values = [row.kind, row.setting, row.looks, row.cost, float(row.scores.mean()), *gain, *to_eight]
-    return dict(zip(FIELDS, values, strict=True))
+    nothing = ("", "", "")
+    to_eight = compared(row, eight) if eight is not None else nothing
+    inside = (float(row.inside.mean()), *compared(row, base, "inside")) if len(row.inside) else ("", *nothing)
+    values = [row.kind, row.setting, row.looks, row.cost, float(row.scores.mean()), *compared(row, base)]
+    return dict(zip(FIELDS, [*values, *to_eight, *inside], strict=True))
 
 
 def table(rows: list[Row], what: str) -> list[str]:
-    eight = next((r for r in rows if r.setting == EIGHT), None)
-    heads = ["setting", "looks", "cost", f"{what} %", "gain", "verdict", *(["against eight mirrors"] if eight else [])]
+    plain, eight = rows[0], next((r for r in rows if r.setting == EIGHT), None)
+    heads = ["setting", "looks", "cost", f"{what} %", "gain", "verdict"]
+    heads += ["against eight mirrors", "inside %", "gain inside"] if eight else []
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in sorted(rows, key=lambda r: (r.setting != PLAIN, r.cost)):
-        gain, low, high = compared(row, rows[0])
-        said = "" if row is rows[0] else "helps" if low > 0 else "hurts" if high < 0 else "no measurable effect"
+        gain, low, high = compared(row, plain)
+        said = "" if row is plain else "helps" if low > 0 else "hurts" if high < 0 else "no measurable effect"
         shown = [row.setting, str(row.looks), f"{row.cost:.2f}", f"{100 * row.scores.mean():.2f}"]
-        shown += ["" if row is rows[0] else _points(gain, low, high), said]
+        shown += ["" if row is plain else _points(gain, low, high), said]
         if eight is not None:
             shown.append("" if row is eight else _points(*compared(row, eight)))
+            shown.append(f"{100 * row.inside.mean():.2f}")
+            shown.append("" if row is plain else _points(*compared(row, plain, "inside")))
         lines.append("| " + " | ".join(shown) + " |")
     return lines
 
@@ -191,27 +190,30 @@ def _points(gain: float, low: float, high: float) -> str:
     return f"{100 * gain:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
-def told(rows: list[Row]) -> str:
+def told(rows: list[Row], of: str = "scores") -> str:
     """Whether the quality of eight mirrors came out at three forwards."""
     plain, eight = rows[0], next(r for r in rows if r.setting == EIGHT)
-    gain, low, high = compared(eight, plain)
+    gain, low, high = compared(eight, plain, of)
     if low <= 0:
-        return f"Eight mirrors themselves gain nothing measurable here ({_points(gain, low, high)})."
+        return f"Eight mirrors themselves gain nothing measurable ({_points(gain, low, high)})."
     cheap = [r for r in rows if 1 < r.cost <= CEILING + 0.05]
-    level = [r for r in cheap if compared(r, eight)[2] >= 0]
-    below = [r for r in cheap if r not in level]
+    level = [r for r in cheap if compared(r, eight, of)[2] >= 0]
+
+    def shares(some: list[Row]) -> str:
+        return "; ".join(f"{r.setting} ({compared(r, plain, of)[0] / gain:.0%} of that gain)" for r in some)
+
     head = f"Eight mirrors gain {_points(gain, low, high)} points of Dice at {eight.cost:.0f} forwards. "
-    kept = {r.setting: compared(r, plain)[0] / gain for r in cheap}
-    shares = lambda some: "; ".join(f"{r.setting} ({kept[r.setting]:.0%} of that gain)" for r in some)  # noqa: E731
     if level:
         head += f"At {CEILING:g} forwards or fewer, not measurably below them: {shares(level)}. "
     else:
         head += f"Nothing at {CEILING:g} forwards or fewer reaches them: the goal is not met. "
+    below = [r for r in cheap if r not in level]
     return head + (f"Measurably below: {shares(below)}." if below else "")
 
 
 NET = "MONAI's UNet with 16, 32 and 64 channels, trained with random mirroring along every axis, as nnU-Net does. "
-NET += "Dice: the mean of both structures, block by block."
+NET += "Dice: the mean of both structures, block by block; *inside* is what lies four voxels and more from the sides: "
+NET += "a state loses some of the border, to which windows that overlap give little weight."
 ABOUT = {
     "volumes": (
         "Tubes and blobs",
@@ -238,6 +240,7 @@ def page(rows: dict[str, list[Row]], about: str) -> str:
         if kind in rows:
             lines += ["", f"## {title}", "", text, "", *table(rows[kind], "Dice"), ""]
             lines += ["**The quality of eight mirrors at three forwards?** " + told(rows[kind])]
+            lines += ["", "Inside: " + told(rows[kind], "inside")]
     if "signals" in rows:
         text = "Synthetic: ramps, decays and chirps, forwards or backwards, somewhere in noise. A 1-D ResNet."
         lines += ["", "## Signals: six kinds of events", "", text, "", *table(rows["signals"], "accuracy"), ""]
@@ -250,12 +253,12 @@ def page(rows: dict[str, list[Row]], about: str) -> str:
 
 def kept(kind: str, seed: int, args: argparse.Namespace) -> list[Row]:
     """The rows of one network, from the work folder where they are known."""
-    path = args.work / f"{kind}-{seed}-{args.epochs}-{args.count}-{args.test}.json"
+    path = args.work / f"rows-{kind}-{seed}-{args.epochs}-{args.count}-{args.test}.json"
     if not path.exists():
         rows = one_network(kind, seed, args)
-        plain = [[r.kind, r.setting, r.looks, r.scores.tolist(), r.costs.tolist()] for r in rows]
+        plain = [[r.kind, r.setting, r.looks, *(v.tolist() for v in (r.scores, r.costs, r.inside))] for r in rows]
         path.write_text(json.dumps(plain))
-    return [Row(k, s, n, np.array(scores), np.array(costs)) for k, s, n, scores, costs in json.loads(path.read_text())]
+    return [Row(*row[:3], *map(np.array, row[3:])) for row in json.loads(path.read_text())]
 
 
 def one_network(kind: str, seed: int, args: argparse.Namespace) -> list[Row]:
@@ -282,15 +285,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    started, found = time.process_time(), {}
+    found = {}
     for kind in args.kinds:
         count = max(2, args.seeds) if kind == "atlas" else args.seeds  # of the front and of the back
         found[kind] = joined([kept(kind, seed, args) for seed in range(count)])
     about = (
-        f"This page: `python -m benchmarks.volumes {' '.join(sys.argv[1:])}`. "
-        f"{args.seeds} networks of each kind; {args.count} training and {args.test} test volumes for each, "
-        f"{25 * args.count:,} and {30 * args.test:,} signals; {(time.process_time() - started) / 60:.0f} minutes of "
-        "one core, what was trained before not counted."
+        f"This page: `python -m benchmarks.volumes {' '.join(sys.argv[1:])}`. Networks of each kind: {args.seeds} (of "
+        f"the atlas one for each half at least), with {args.count} training and {args.test} test volumes each, "
+        f"{25 * args.count:,} and {30 * args.test:,} signals."
     )
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "results-3d.md").write_text(page(found, about))

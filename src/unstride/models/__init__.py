@@ -100,9 +100,7 @@ class Loaded:
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:
-        """The same; where nobody said how images are prepared: whole for a map, volumes as they are."""
-        if self.preprocess == Preprocess() and wanted_axes(self.model) == 3:
-            return replace(self, preprocess=Preprocess(None, None, (0.0,), (1.0,), channels="L"))
+        """The same; where nobody said how images are prepared, whole for a map."""
         if task_named(task).maps and self.preprocess == Preprocess():
             return replace(self, preprocess=Preprocess(resize=None, crop=None))
         return self
@@ -200,10 +198,16 @@ def _from_file(spec: str) -> Loaded:
         sys.path.remove(str(path.resolve().parent))
     if isinstance(made, Loaded):
         return replace(made, spec=spec)
-    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
+    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, _usual(made))
     if not isinstance(model, nn.Module):
         raise SpecError(f"{spec}: it returned {type(made).__name__}; wanted a torch.nn.Module or (module, Preprocess)")
     return Loaded(spec, model, _as_preprocess(preprocess, spec), weights="its own")
+
+
+def _usual(model: Any) -> Preprocess:
+    """Where nobody said it: ImageNet's; volumes are taken as they are stored."""
+    volumes = isinstance(model, nn.Module) and wanted_axes(model) == 3
+    return Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
 
 
 def _as_preprocess(given: Any, spec: str) -> Preprocess:

@@ -21,7 +21,7 @@ from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.prediction import Prediction, at_size
 from unstride.show.answers import answer_of, changed, class_map
 from unstride.show.segmentation import palette
-from unstride.views.volumes import volume_bytes
+from unstride.views.volumes import volume_bytes, volume_stem
 
 DIGITS = 6
 Row = dict[str, Any]
@@ -138,7 +138,8 @@ def write_map(folder: Path, ready: Ready, p: Prediction) -> str:
 
 
 def _written(folder: Path, ready: Ready, content: bytes, suffix: str) -> str:
-    stem = re.sub(r"[^\w.-]+", "-", Path(ready.name).stem)[-80:]
+    stem = Path(ready.name).stem if ready.frame is None else volume_stem(Path(ready.name))
+    stem = re.sub(r"[^\w.-]+", "-", stem)[-80:]
     name = f"{ready.part:06d}/{ready.index:09d}-{stem}.{suffix}"
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder / name, content)
