@@ -98,6 +98,12 @@ def greedy(pool: Pixels, pictures: Tensor, below: float | None, ceiling: float) 
     return chosen
 
 
+def saves(pool: Pixels, below: float) -> bool:
+    """Whether any unit is spared a twentieth of its area: tiles that lie all over a small picture spare nothing."""
+    means = [sum(shares) / len(shares) for shares in (pool.shares(u, below) for u in range(len(pool.units)))]
+    return min(means) < 0.95
+
+
 def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", seed: int = 0) -> Places:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed at how many tiles."""
     folds = fold_of(len(pool), FOLDS, seed)
@@ -107,6 +113,8 @@ def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", s
     tried: dict[tuple[float, int], Tensor] = {(1.0, 0): _crossed(pool, parts, held, [()] * FOLDS, None, objective)}
     for share in SHARES:
         below = None if share >= 1 else threshold(tiles, share)
+        if below is not None and not saves(pool, below):
+            continue
         paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
         for j in range(1, min(map(len, paths)) + 1):
             tried[share, j] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
