@@ -31,7 +31,7 @@ from unstride.views.policies import parse_view
 
 NETS = ("mobilenet", "deeplab", "voc")
 PIXELS = 6000  # of each picture
-CEILINGS = (1.25, 1.5, 2.0, 3.0, 5.0)
+CEILINGS = (1.5, 2.0, 3.0, 5.0)
 OBJECTS = ("background", "plane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table")
 OBJECTS += ("dog", "horse", "motorbike", "person", "plant", "sheep", "sofa", "train", "monitor")
 USUAL = {
@@ -43,6 +43,7 @@ USUAL = {
 ROWS, PAGE = Path("docs/results-segmentation-frontier.csv"), Path("docs/results-segmentation-frontier.md")
 FIELDS = ("net", "pictures", "setting", "cost", "miou", "gain", "low", "high")
 FIELDS += ("band_miou", "band_gain", "band_low", "band_high", "aacc", "what", "iou", "note")
+FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a flip
 
 HEAD = """
 # The frontier of segmentation
@@ -58,6 +59,10 @@ intervals are paired bootstrap intervals over pictures. The band is all pixels w
 8). Rows of tiles are simulated from the whole picture's maps, at the cost of the windows that would be computed,
 context included; the last rows of a table compare that with a real run, where a network that pools over the whole
 picture, as these do, sees the window instead.
+
+How a recipe is taken (the best of all that are surely better than plain) was settled after a first look at these rows:
+by the rule for classification, the simplest of those that are as good as the best, CamVid's row at 5 was lower, VOC's
+at 3 lower and at 2 higher. Read them with that in mind.
 """
 
 
@@ -75,7 +80,7 @@ class Given:
     test: list[tuple[Tensor, Tensor]]
 
 
-def street(net: str, assets: Path, nets: Path, frames: tuple[int, int]) -> Given:
+def street(net: str, assets: Path, nets: Path, frames: tuple[int, int], epochs: str = "") -> Given:
     """The frames' upper left part, of a size that the network's upsampling lays right: 8 n, or 8 n + 1."""
     odd = camvid.NETS[net].padding[1]
     splits = []
@@ -86,7 +91,7 @@ def street(net: str, assets: Path, nets: Path, frames: tuple[int, int]) -> Given
         y[y == camvid.VOID] = IGNORE
         spread = torch.linspace(0, len(x) - 1, min(count, len(x))).round().long().tolist()
         splits.append([(x[i], y[i]) for i in spread])
-    note = "trained by `benchmarks.camvid` on train frames (see its plain row for how far), "
+    note = "trained by `benchmarks.camvid` on train frames" + (f" ({epochs} epochs), " if epochs else ", ")
     note += f"tuned on {len(splits[0])} val frames, measured on {len(splits[1])} test frames"
     gate = Gate(share=1.0, tile=16, context=16)
     return Given(f"CamVid {net}", note, camvid.load(nets, net), camvid.CLASSES, gate, 3, splits[0], splits[1])
@@ -204,7 +209,7 @@ def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> I
 
 def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
     out: list[dict[str, object]] = []
-    plain = found[0]
+    plain, six = found[0], next(one for one in found if one.setting == "six scales, flip")
     for one in found:
         plain = one if one.setting.endswith("plain") else plain
         gain, near = compare_segmentation(plain.whole, one.whole), compare_segmentation(plain.band, one.band)
@@ -213,7 +218,9 @@ def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
         values += tuple(round(v, 5) for v in (whole.miou, gain.gain, gain.low, gain.high))
         values += tuple(round(v, 5) for v in (band.miou, near.gain, near.low, near.high, whole.aacc))
         iou = " ".join(f"{c}={v:.4f}" for c, v in zip(given.classes, whole.iou, strict=True) if v == v)
-        out.append(dict(zip(FIELDS, (*values, one.what, iou, given.note), strict=True)))
+        to = compare_segmentation(six.whole, one.whole) if len(six.whole) == len(one.whole) else None
+        against = ("",) * 3 if to is None else tuple(round(v, 5) for v in (to.gain, to.low, to.high))
+        out.append(dict(zip(FIELDS, (*values, one.what, iou, given.note, *against), strict=True)))
     return out
 
 
@@ -266,19 +273,21 @@ def _interval(r: dict[str, str], prefix: str) -> str:
 
 
 def goal(rows: list[dict[str, str]]) -> str:
-    """What the best recipe of at most 5 forwards reaches of what six scales and a flip gain."""
+    """What was tuned for 5 and for 2 forwards, beside six scales and a flip, and beside a flip."""
     by = {r["setting"]: r for r in rows}
-    most, flip = by["six scales, flip"], by["flip"]
-    ours = [r for r in rows if r["setting"].startswith("tuned") and float(r["cost"]) <= 5.05]
-    best = max(ours, key=lambda r: float(r["miou"]))
-    cheap = [r for r in ours if float(r["cost"]) <= float(flip["cost"]) + 0.05]
-    line = f"Six scales and a flip gain {100 * float(most['gain']):+.2f} at {float(most['cost']):.1f} forwards; "
-    line += f"what was {best['setting']} gains {100 * float(best['gain']):+.2f} at {float(best['cost']):.1f}. "
-    line += f"A flip gains {100 * float(flip['gain']):+.2f} at 2"
-    if cheap:
-        same = max(cheap, key=lambda r: float(r["miou"]))
-        line += f"; what was {same['setting']} {100 * float(same['gain']):+.2f} at {float(same['cost']):.2f}"
-    return line + "."
+    most, flip, five, two = (
+        by[k] for k in ("six scales, flip", "flip", "tuned for 5, likelihood", "tuned for 2, likelihood")
+    )
+    low, high = (100 * float(five[k]) for k in ("to_six_low", "to_six_high"))
+    return (
+        f"Six scales and a flip gain {_gained(most)}, what was tuned for 5 {_gained(five)}: a difference of "
+        f"{100 * float(five['to_six']):+.2f} [{low:+.2f}, {high:+.2f}]. A flip gains {_gained(flip)}, "
+        f"what was tuned for 2 {_gained(two)}."
+    )
+
+
+def _gained(r: dict[str, str]) -> str:
+    return f"{100 * float(r['gain']):+.2f} at {float(r['cost']):.2f} forwards"
 
 
 def classes(rows: list[dict[str, str]]) -> list[str]:
@@ -299,7 +308,7 @@ def given_nets(args: argparse.Namespace) -> Iterator[Given]:
         yield (
             photographs(args.assets, args.pictures)
             if net == "voc"
-            else street(net, args.assets, args.nets, args.frames)
+            else street(net, args.assets, args.nets, args.frames, args.epochs)
         )
 
 
@@ -310,6 +319,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs/segmentation-frontier"))
     parser.add_argument("--only", nargs="+", default=["mobilenet", "voc"], choices=NETS)
     parser.add_argument("--frames", nargs=2, type=int, default=(101, 233), metavar=("VAL", "TEST"))
+    parser.add_argument(
+        "--epochs", default="", help="for the page, where a network was not trained to the end: '5 of 20'"
+    )
     parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
     parser.add_argument("--run", type=int, default=20, help="pictures on which a gated recipe is run, too")
     parser.add_argument("--pictures", type=int, default=40, help="of VOC")

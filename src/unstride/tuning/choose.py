@@ -196,7 +196,7 @@ def refined(
             warm = fit_temperature(merged(fitted, path, below, *variant), fitted.labels)
             found[variant][held] = losses(merged(test, path, below, *variant), test.labels, objective, warm)
     best = min(found, key=lambda v: float(found[v].mean()))
-    return best if _difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
+    return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
 def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
@@ -205,12 +205,12 @@ def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = 
     A single further look is believed after one standard error, more of them after two: there are more to err with.
     """
     best = min(tried, key=lambda key: float(tried[key].mean()))
-    sure = [k for k in tried if k != plain and _difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
-    fine = [key for key in sure if _difference(tried[key], tried[best]) <= 0.5]
+    sure = [k for k in tried if k != plain and difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
+    fine = [key for key in sure if difference(tried[key], tried[best]) <= 0.5]
     return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
+def difference(a: Tensor, b: Tensor) -> float:
     """How much larger a's mean is than b's, in standard errors of the paired difference."""
     gap = a - b
     error = float(gap.std()) / math.sqrt(len(gap))

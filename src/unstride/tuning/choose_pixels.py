@@ -1,8 +1,8 @@
 """The choice for segmentation: which looks, at which share of the tiles, under a mean cost.
 
 Greedy over units of looks by likelihood, which every pixel has a say in; how far to go, and at how many tiles, is
-decided on pictures that the greedy choice did not see, by likelihood or by mIoU. The simplest choice wins, as in
-`unstride.tuning.choose`.
+decided on pictures that the greedy choice did not see, by likelihood or by mIoU: the best of all that are surely better
+than plain, which with few pictures is plain itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
 from unstride.proof.metrics import Integers
-from unstride.tuning.choose import fold_of, simplest
+from unstride.tuning.choose import difference, fold_of
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -98,6 +98,12 @@ def greedy(pool: Pixels, pictures: Tensor, below: float | None, ceiling: float) 
     return chosen
 
 
+def saves(pool: Pixels, below: float) -> bool:
+    """Whether any unit is spared a twentieth of its area: tiles that lie all over a small picture spare nothing."""
+    means = [sum(shares) / len(shares) for shares in (pool.shares(u, below) for u in range(len(pool.units)))]
+    return min(means) < 0.95
+
+
 def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", seed: int = 0) -> Places:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed at how many tiles."""
     folds = fold_of(len(pool), FOLDS, seed)
@@ -107,14 +113,22 @@ def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", s
     tried: dict[tuple[float, int], Tensor] = {(1.0, 0): _crossed(pool, parts, held, [()] * FOLDS, None, objective)}
     for share in SHARES:
         below = None if share >= 1 else threshold(tiles, share)
+        if below is not None and not saves(pool, below):
+            continue
         paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
         for j in range(1, min(map(len, paths)) + 1):
             tried[share, j] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
-    share, steps = simplest(tried)
+    share, steps = best(tried)
     if not steps:
         return Places()
     below = None if share >= 1 else threshold(tiles, share)
     return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[:steps]), share, below)
+
+
+def best(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
+    """The smallest loss of those that are better than plain by one standard error, or two with several looks."""
+    sure = [k for k in tried if k != plain and difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
+    return min(sure, key=lambda key: (float(tried[key].mean()), key[1]), default=plain)
 
 
 def _crossed(
