@@ -40,9 +40,10 @@ def recipes(pool: Pool, units: list[Unit]) -> dict[str, Recipe]:
     out = dict(usual_recipes(pool))
     assert pool.labels is not None
     for ceiling in CEILINGS:
-        stages = stages_of(choose(pool, units, ceiling), pool)
-        warm = fit_temperature(simulate(pool, stages).logits, pool.labels)
-        out[f"tuned for {ceiling:g}"] = Recipe(stages=stages, temperature=warm)
+        choice = choose(pool, units, ceiling)
+        stages = stages_of(choice, pool)
+        warm = fit_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
+        out[f"tuned for {ceiling:g}"] = Recipe(stages=stages, merge=choice.merge, temperature=warm)
     return out
 
 
@@ -54,7 +55,7 @@ def measure(pool: Pool, units: list[Unit], splits: int) -> dict[Key, torch.Tenso
         chosen, set_by, test = (pool.rows(t) for t in thirds)
         assert set_by.labels is not None and test.labels is not None
         for name, recipe in recipes(chosen, units).items():
-            cost = simulate(test, recipe.stages).cost
+            cost = simulate(test, recipe.stages, recipe.merge).cost
             for score in SCORES:
                 known = scores(warmed(set_by, recipe), score).gather(1, set_by.labels[:, None])[:, 0]
                 strange = scores(warmed(test, recipe), score)
@@ -90,15 +91,14 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
     parser.add_argument("--pool", default="medium")
     parser.add_argument("--limit", type=int, help="so many pictures instead of all")
-    parser.add_argument("--no-paper", action="store_true", help="the pools were made without the paper's search")
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("docs/results-conformal.md"))
     args = parser.parse_args()
     lines = [HEAD.format(splits=args.splits).rstrip()]
     for net in args.nets:
-        name, found, units = pooled(args.assets, net, args.cache, args.limit, args.pool, not args.no_paper)
-        units = [u for u in units if u.view in found.pool.work]
-        lines += section(name, len(found.pool), measure(found.pool, units, args.splits))
+        name, pool, units, _ = pooled(args.assets, net, args.cache, args.limit, args.pool, 0)
+        units = [u for u in units if u.view in pool.work]
+        lines += section(name, len(pool), measure(pool, units, args.splits))
         give("\n".join(lines) + "\n", args.out)
 
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import checks  # noqa: E402
 import oracle  # noqa: E402
+import task_nets  # noqa: E402
 import timm  # noqa: E402
 import torch  # noqa: E402
 import torchvision  # noqa: E402
@@ -36,6 +37,7 @@ from benchmarks import other_axes  # noqa: E402
 from unstride.errors import CaptureError, UnstrideError  # noqa: E402
 from unstride.geometry.grids import by  # noqa: E402
 from unstride.geometry.states import State  # noqa: E402
+from unstride.models.tasks import check_kind  # noqa: E402
 
 OTHER = ("video", "monai", "nnunet", "signal")
 CORE = ("graph", "geometry", "engine")  # the rooms whose code a row depends on
@@ -54,7 +56,7 @@ def specs() -> list[str]:
     out += ["hf:segformer", "hf:upernet-swin"]
     out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models.segmentation)]
     out += [f"torchvision:{n}" for n in torchvision.models.list_models(module=torchvision.models)]
-    return out + other_axes.specs()
+    return out + other_axes.specs() + task_nets.specs()
 
 
 # Families whose smallest name is not the smallest model.
@@ -88,6 +90,8 @@ def build(spec: str) -> tuple[nn.Module, list[int] | list[tuple[int, ...]], int]
     """The model, the image sizes to try and the channels."""
     if spec.split(":", 1)[0] in OTHER:
         return other_axes.build(spec)
+    if spec.startswith("tasks:"):
+        return task_nets.build(spec)
     model, sizes = _of_images(spec)
     return model, sizes, getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0]
 
@@ -218,6 +222,7 @@ def ready(spec: str, found: dict[str, Any]) -> tuple[nn.Module, Tensor]:
         model, sizes, channels = build(spec)
     except Exception as error:
         raise Unbuilt(f"the library does not build it: {_brief(error)}") from error
+    check_kind(model)
     stir(model.eval())
     errors = []
     for size in sizes:
@@ -356,6 +361,7 @@ def _groups() -> dict[str, Callable[[str], bool]]:
         "MONAI": lambda s: s.startswith("monai:"),
         "nnU-Net (dynamic-network-architectures)": lambda s: s.startswith("nnunet:"),
         "signals": lambda s: s.startswith("signal:"),
+        "other tasks": lambda s: s.startswith("tasks:"),
     }
 
 

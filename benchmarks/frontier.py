@@ -1,8 +1,9 @@
 """What is best at each cost on real networks: `python -m benchmarks.frontier --assets DIR [--nets resnet50 ...]`.
 
 Tuned on one half of the pictures, measured on the other, both ways. What the networks say is kept in `--cache`,
-so a run goes on where it was. Writes docs/results-frontier.csv, a row per network and setting, and the page made of it;
-`--page` makes only the page.
+so a run goes on where it was. Writes benchmarks/frontier.csv, a row per network and setting, from which
+`python -m benchmarks.frontier_page` makes the page. The paper's search is the dearest row: `--paper N` runs it on the
+first N pictures only.
 """
 
 import argparse
@@ -13,41 +14,77 @@ import torch
 from torch import Tensor
 
 import unstride  # noqa: F401  (before torchvision)
+from benchmarks.frontier_page import RIVALS, ROWS
 from benchmarks.nets import REAL, real
-from unstride.enhanced import enhance
-from unstride.jobs.distributed import world
+from unstride.enhanced import Enhanced, enhance
+from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.jobs.distributed import World, world
+from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.proof.metrics import bootstrap
 from unstride.recipe import get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.choose import Choice, choose, stages_of
-from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.gather import Part, gather, parts
+from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
 from unstride.views.policies import IDENTITY
 
+BUDGETS = (4, 10, 15)
 CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
-ROWS, PAGE = Path("docs/results-frontier.csv"), Path("docs/results-frontier.md")
 FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
 FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
+AGAINST = ("net", "pictures", "rival", "cost", "ours", "points", "low", "high")
+AGAINST += ("likelier", "likelier_low", "likelier_high", "what")
+Searched = dict[int, tuple[Tensor, Tensor]]
 
 
 def pooled(
-    assets: Path, net: str, cache: Path, limit: int | None, size: str, paper: bool
-) -> tuple[str, Gathered, list[Unit]]:
+    assets: Path, net: str, cache: Path, limit: int | None, size: str, searched: int | None
+) -> tuple[str, Pool, list[Unit], Searched]:
     found = real(assets, net, limit)
     canvas, _ = found.batches[0]
-    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain")
+    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain", task="classification")
     given = list(parts(found.batches, canvas.pixels.new_zeros(())))
     units = candidates(given[0].source, size, "classification")
     with world() as us:
-        return found.name, gather(better, given, units, cache / net, us, True, paper), units
+        pool = gather(better, given, units, cache / net, us, True, False).pool
+        return found.name, pool, units, search(better, given, searched, cache / net, us)
+
+
+def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Path, us: World) -> Searched:
+    """The paper's search on the first pictures: per budget logits (N, K) and costs (N,), shard by shard in files."""
+    better = better.with_options(recipe="paper")
+    found: dict[int, list[tuple[Tensor, Tensor]]] = {b: [] for b in BUDGETS}
+    name, seen = fingerprint(better.model)[:16], 0
+    for k, part in enumerate(given):
+        if pictures is not None and seen >= pictures:
+            break
+        seen += len(part.source)
+        file = cache / f"paper-{name}-{part.key}.safetensors"
+        if not file.is_file() and k % us.size == us.rank:
+            curve = better.costs(part.source.see(IDENTITY), list(BUDGETS))
+            tensors = {f"logits{b}": curve[b][0].float() for b in BUDGETS}
+            tensors |= {f"cost{b}": torch.tensor(curve[b][1], dtype=torch.float64) for b in BUDGETS}
+            write_artefact(file, tensors, {"kind": "paper"})
+            print(f"searching: {seen}", flush=True)
+    us.wait()
+    seen = 0
+    for part in given:
+        if pictures is not None and seen >= pictures:
+            break
+        seen += len(part.source)
+        tensors, _ = read_artefact(cache / f"paper-{name}-{part.key}.safetensors", "paper")
+        for b in BUDGETS:
+            found[b].append((tensors[f"logits{b}"], tensors[f"cost{b}"]))
+    return {b: (torch.cat([x for x, _ in v]), torch.cat([c for _, c in v])) for b, v in found.items() if v}
 
 
 class Halves:
     """Two halves of a pool, each measured by what was chosen on the other."""
 
-    def __init__(self, net: str, found: Gathered, units: list[Unit]) -> None:
-        self.net, self.pool, self.paper = net, found.pool, found.paper
+    def __init__(self, net: str, pool: Pool, units: list[Unit], paper: Searched) -> None:
+        self.net, self.pool, self.paper = net, pool, paper
         self.units = [u for u in units if u.view in self.pool.work]
         n = len(self.pool)
         self.halves = [torch.arange(0, n, 2), torch.arange(1, n, 2)]
@@ -70,8 +107,8 @@ class Halves:
         for unit in self.units:
             if unit.states != "plain":
                 out.append(self._row(f"near states: {unit}", *self._mixed([unit]), ""))
-        if self.paper is not None:
-            out.append(self._row("paper, 10 states", *self.paper, ""))
+        for budget, (logits, costs) in self.paper.items():
+            out.append(self._row(f"paper, {budget} states", logits, costs, ""))
         default = simulate(self.pool, get("default").stages)
         out.append(self._row("default", default.logits, default.costs, str(get("default").stages[1])))
         for ceiling in CEILINGS:
@@ -85,6 +122,11 @@ class Halves:
         return done.logits, done.costs
 
     def _tuned(self, ceiling: float) -> dict[str, object]:
+        logits, costs, warm, what = self._chosen(ceiling)
+        return self._row(f"tuned for {ceiling:g}", logits, costs, what, warm)
+
+    def _chosen(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor, str]:
+        """Logits, costs, warm NLL and looks of what was chosen on one half, on the other."""
         logits, costs = torch.empty_like(self.pool.plain), torch.empty(len(self.pool), dtype=torch.float64)
         warm = torch.empty(len(self.pool), dtype=torch.float64)
         what = []
@@ -92,31 +134,51 @@ class Halves:
             fitted, test = self.pool.rows(one), self.pool.rows(other)
             choice = choose(fitted, self.units, ceiling)
             stages = stages_of(choice, fitted)
-            done = simulate(test, stages)
-            temperature = fit_temperature(simulate(fitted, stages).logits, self.labels[one])
+            done = simulate(test, stages, choice.merge)
+            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, self.labels[one])
             logits[other], costs[other] = done.logits, done.costs
             warm[other] = nll(done.logits, self.labels[other], temperature)
             what.append(str(choice))
-        return self._row(f"tuned for {ceiling:g}", logits, costs, " | ".join(dict.fromkeys(what)), warm)
+        return logits, costs, warm, " | ".join(dict.fromkeys(what))
+
+    def rivals(self) -> list[dict[str, object]]:
+        """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
+        theirs = {name: self._mixed(units) for name, units in usual(self.units).items()}
+        theirs |= {f"paper, {budget} states": found for budget, found in self.paper.items()}
+        out = []
+        for name, (logits, costs) in theirs.items():
+            n, cost = len(logits), float(costs.mean())
+            mine, spent, warm, what = self._chosen(cost)
+            right, other = (x[:n].argmax(1) == self.labels[:n] for x in (mine, logits))
+            points = (right.double() - other.double()).numpy()
+            likelier = (self._warm(logits) - warm[:n]).numpy()
+            numbers = [cost, float(spent[:n].mean()), points.mean(), *bootstrap(points)]
+            numbers += [likelier.mean(), *bootstrap(likelier)]
+            values = (self.net, n, name, *(round(float(v), 5) for v in numbers), what)
+            out.append(dict(zip(AGAINST, values, strict=True)))
+        return out
 
     def _warm(self, logits: Tensor) -> Tensor:
         out = torch.empty(len(logits), dtype=torch.float64)
-        for one, other in (self.halves, self.halves[::-1]):
+        halves = [half[half < len(logits)] for half in self.halves]
+        for one, other in (halves, halves[::-1]):
             out[other] = nll(logits[other], self.labels[other], fit_temperature(logits[one], self.labels[one]))
         return out
 
     def _row(
         self, setting: str, logits: Tensor, costs: Tensor, what: str, warm: Tensor | None = None
     ) -> dict[str, object]:
-        right = logits.argmax(1) == self.labels
+        """Against the plain network on the same pictures: all, or the first ones that `logits` has."""
+        labels, was, cold = (x[: len(logits)] for x in (self.labels, self.right, self.plain))
+        right = logits.argmax(1) == labels
         warm = self._warm(logits) if warm is None else warm
-        change = (right.double() - self.right.double()).numpy()
-        likelier = (self.plain - warm).numpy()
+        change = (right.double() - was.double()).numpy()
+        likelier = (cold - warm).numpy()
         (low, high), (wlow, whigh) = bootstrap(change), bootstrap(likelier)
-        values = (self.net, len(right), setting, round(float(costs.mean()), 4), round(float(right.double().mean()), 5))
+        values = (self.net, len(logits), setting, round(float(costs.mean()), 4), round(float(right.double().mean()), 5))
         values += (round(float(change.mean()), 5), round(low, 5), round(high, 5))
         values += (int((change > 0).sum()), int((change < 0).sum()))
-        values += (round(float(nll(logits, self.labels).mean()), 5), round(float(warm.mean()), 5))
+        values += (round(float(nll(logits, labels).mean()), 5), round(float(warm.mean()), 5))
         values += (round(float(likelier.mean()), 5), round(wlow, 5), round(whigh, 5), what)
         return dict(zip(FIELDS, values, strict=True))
 
@@ -133,51 +195,20 @@ def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]
         writer.writerows([*old, *new])
 
 
-def page() -> str:
-    """docs/results-frontier.md from the rows alone."""
-    with ROWS.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    out = [
-        "# The frontier",
-        "",
-        "What is best at each cost on real networks, and what a user would do instead at its own. Tuned rows were "
-        "chosen on one half of the pictures and measured on the other, both ways; gains are paired, with 95 % "
-        "intervals; NLL is "
-        "after one temperature that was fitted on the other half. Made by `python -m benchmarks.frontier --assets DIR` "
-        "(the networks and pictures are not in the project); the rows are in `results-frontier.csv`.",
-    ]
-    for net in dict.fromkeys(r["net"] for r in rows):
-        mine = [r for r in rows if r["net"] == net]
-        out += ["", f"## {net}, {int(mine[0]['pictures']):,} pictures", ""]
-        out += [
-            "| setting | cost | accuracy % | gain | corrected / corrupted | NLL | looks |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for r in mine:
-            gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
-            told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-            changed = "" if r["setting"] == "plain" else f"{r['corrected']} / {r['corrupted']}"
-            cells = (r["setting"], f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", told, changed)
-            out.append("| " + " | ".join((*cells, f"{float(r['warm']):.4f}", r["what"].replace(" | ", "; "))) + " |")
-    return "\n".join(out) + "\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with the networks and pictures")
-    parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
+    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and pictures")
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
     parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
     parser.add_argument("--limit", type=int, help="so many pictures instead of all")
     parser.add_argument("--pool", default="medium")
-    parser.add_argument("--no-paper", action="store_true", help="without the paper's search, the dearest row")
+    parser.add_argument("--paper", type=int, help="so many pictures for the paper's search instead of all")
     args = parser.parse_args()
-    if not args.page and args.assets is None:
-        parser.error("--assets: where are the networks and pictures?")
-    for net in () if args.page else args.nets:
-        name, found, units = pooled(args.assets, net, args.cache, args.limit, args.pool, not args.no_paper)
-        merge_rows(ROWS, FIELDS, Halves(name, found, units).rows())
-    PAGE.write_text(page(), encoding="utf-8")
+    for net in args.nets:
+        found = pooled(args.assets, net, args.cache, args.limit, args.pool, args.paper)
+        halves = Halves(*found)
+        merge_rows(ROWS, FIELDS, halves.rows())
+        merge_rows(RIVALS, AGAINST, halves.rivals())
 
 
 if __name__ == "__main__":

@@ -176,11 +176,13 @@ class Real:
     batches: list[tuple[Canvas, Tensor]]
 
 
-REAL = ("cifar20", "cifar56", "mobilenetv2", "efficientnet-lite0", "resnet50")
+REAL = ("resnet50", "efficientnet-lite0", "mobilenetv2", "cifar56", "cifar20", "garments", "garments-unmoved")
 
 
 def real(assets: Path, name: str, limit: int | None = None) -> Real:
     """`real(assets, "resnet50")`: with all the pictures there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
+    if name.startswith("garments"):
+        return _garments(name == "garments-unmoved", limit)
     if name.startswith("cifar"):
         bench = cifar(assets, int(name[5:]))
         x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in bench.test)
@@ -193,6 +195,32 @@ def real(assets: Path, name: str, limit: int | None = None) -> Real:
         mean = torch.tensor([103.939, 116.779, 123.68]).view(1, 3, 1, 1)
         return Real("ImageNet ResNet-50", caffe_resnet50(folder), _canvases(x.flip(1) * 255 - mean, y, 224))
     return Real(f"ImageNet {name}", imagenet(assets, name, 1).model, _canvases((x - 0.5) / 0.5, y, 224))
+
+
+def _garments(unmoved: bool, limit: int | None) -> Real:
+    """The embedded classifier; or one like it that was trained for two epochs and never saw a moved garment."""
+    from unstride import sample
+
+    images, labels = sample.classification_sample(limit)
+    batches = _canvases(sample.preprocess_classification(images), torch.from_numpy(labels), None)
+    if not unmoved:
+        return Real("Embedded garments", sample.load_classifier(), batches)
+    from unstride.sample.data import load_fashion_mnist  # needs Debian's dataset-fashion-mnist
+    from unstride.sample.nets import Classifier
+
+    data = load_fashion_mnist()
+    torch.manual_seed(1)
+    model = Classifier()
+    steps = torch.randperm(len(data.train_images))[:40000].repeat(2).split(100)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=len(steps))
+    for chosen in steps:
+        x = sample.preprocess_classification(data.train_images[chosen.numpy()])
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), torch.from_numpy(data.train_labels[chosen.numpy()])).backward()
+        optimizer.step()
+        schedule.step()
+    return Real("Garments, trained without augmentation", model.eval(), batches)
 
 
 def _canvases(x: Tensor, y: Tensor, crop: int | None) -> list[tuple[Canvas, Tensor]]:

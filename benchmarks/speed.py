@@ -2,11 +2,13 @@
 
     python -m benchmarks.speed --out speed.json
     python -m benchmarks.speed --nets resnet18 --batch 1 --budget 4,10 --repeats 3
+    python -m benchmarks.speed --nets mobilenet_v2 --batch "" --gates 1,8,32
 
 For each network (random weights, 224 px), batch and budget, learning-free and learned, all within one run and in turns:
 
     mode      free, learned, or bounded: learning-free with `max_bytes` set to 1.9 times what a plain forward has alive,
-              where it would take more than twice that
+              where it would take more than twice that; or a gate, over 32 pictures in batches: the plain look, then a
+              mirror or a larger one of the least sure 30 %, or both where their mean cost is 1.5 (B counts the looks)
     time      seconds as a multiple of the plain eager forward of the same batch
     floor     MACs of the prefix trie of the visited states as a multiple of a plain forward's
     fastest   the fastest exact plain forward (eager, channels last, folded batch norm, packed by unstride, compiled and
@@ -35,7 +37,9 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import models
+from unstride.procedure.gates import Gate, Stage
 from unstride.proof.benching import BenchRow, interleaved, measure
+from unstride.views.policies import parse_view
 
 NETS = {"resnet18": "torchvision:resnet18", "resnet50": "torchvision:resnet50",
         "mobilenet_v2": "torchvision:mobilenet_v2", "swin_t": "torchvision:swin_t"}  # fmt: skip
@@ -45,6 +49,13 @@ REFERENCE = {
     **{("resnet18", 8, b): t for b, t in ((4, 5.7), (10, 14.3), (15, 22.9), (30, 48.8))},
     **{("mobilenet_v2", 1, b): t for b, t in ((4, 16.0), (10, 35.0), (15, 46.0), (30, 91.0))},
 }
+# mode -> views that only the least sure pictures have, and their share, or the mean cost that decides it
+GATED: dict[str, tuple[tuple[str, ...], float | None, float | None]] = {
+    "gate, mirror": (("mirror",), 0.3, None),
+    "gate, 1.3x": (("1.3x",), 0.3, None),
+    "gate, cost 1.5": (("mirror", "1.3x"), None, 1.5),
+}
+PICTURES = 32  # that a gate is measured over
 TOLERANCE = 1e-4  # of the largest logit: a rewriting beyond it is not exact
 
 
@@ -103,8 +114,10 @@ def _call(module: nn.Module, images: Tensor) -> Callable[[], Any]:
     return call
 
 
-def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compiled: bool) -> list[dict[str, Any]]:
-    model = models.load(NETS[net], weights=None).model
+def speed(
+    net: str, batches: list[int], gates: list[int], budgets: list[int], repeats: int, compiled: bool
+) -> list[dict[str, Any]]:
+    model = _settled(models.load(NETS[net], weights=None).model)
     start = time.perf_counter()
     unstride.enhance(model, torch.zeros(1, 3, 224, 224))
     capture = time.perf_counter() - start
@@ -113,6 +126,60 @@ def speed(net: str, batches: list[int], budgets: list[int], repeats: int, compil
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
         some = _batch(net, model, images, sorted(budgets), repeats, compiled)
         rows += [{**row, "capture_seconds": capture} for row in some]
+    images = torch.randn(PICTURES, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    plain = unstride.enhance(model, images[:1], recipe="plain")
+    enhanced = {mode: _gated(plain, images, *asked) for mode, asked in GATED.items()} if gates else {}
+    for batch in gates:
+        rows += _gates(net, model, list(images.split(batch)), enhanced, repeats, compiled)
+    return rows
+
+
+def _settled(model: nn.Module) -> nn.Module:
+    """Batch norms that know such noise, as trained ones know pictures: else all answers are alike, whatever is seen."""
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the mean of what it sees, not a moving one
+    model.train()
+    with torch.no_grad():
+        model(torch.randn(8, 3, 224, 224, generator=torch.Generator().manual_seed(1)))
+    return model.eval()
+
+
+def _gated(
+    plain: unstride.Enhanced, images: Tensor, views: tuple[str, ...], share: float | None, cost: float | None
+) -> unstride.Enhanced:
+    """The plain look, and these views of the pictures that are least sure."""
+    again = Stage(tuple(map(parse_view, views)), gate=Gate("margin", share=share if share is not None else 1.0))
+    better = plain.with_options(recipe=unstride.Recipe("gated", stages=(Stage(), again)))
+    better.calibrate(images, cost)
+    return better
+
+
+def _gates(
+    net: str,
+    model: nn.Module,
+    parts: list[Tensor],
+    enhanced: dict[str, unstride.Enhanced],
+    repeats: int,
+    compiled: bool,
+) -> list[dict[str, Any]]:
+    """Each over all pictures, batch by batch, beside plain forwards of one batch."""
+    calls = {f"plain {name}": call for name, call in exact_plains(model, parts[0], compiled).items()}
+
+    def through(better: unstride.Enhanced) -> Callable[[], Any]:
+        return lambda: [better(part) for part in parts]
+
+    calls |= {mode: through(better) for mode, better in enhanced.items()}
+    seconds, times = interleaved(_call(model, parts[0]), calls, repeats)
+    plains = {name.removeprefix("plain "): t for name, t in times.items() if name.startswith("plain ")}
+    rows = []
+    for mode, better in enhanced.items():
+        costs = [cost for part in parts for cost in better.looks(part)[1]]
+        looks = sum(len(stage.views) for stage in better.recipe.stages)
+        found = _against(times[mode] / len(parts), sum(costs) / len(costs), {**plains, "eager": 1.0})
+        rows.append({"net": net, "batch": len(parts[0]), "budget": looks, "mode": mode, **found})
+        rows[-1] |= dict.fromkeys(("tta", "memory", "reference")) | {"plain_ms": seconds * 1e3}
+        print(_line(rows[-1]), flush=True)
     return rows
 
 
@@ -145,19 +212,12 @@ def _batch(
 
 def _row(net: str, row: BenchRow, mode: str) -> dict[str, Any]:
     reference = REFERENCE.get((net, row.batch, row.budget)) if mode == "free" else None
-    plains = {**row.beside, "eager": 1.0}
-    way = min(plains, key=lambda name: plains[name])
     return {
         "net": net,
         "batch": row.batch,
         "budget": row.budget,
         "mode": mode,
-        "time": row.time,
-        "floor": row.macs,
-        "fastest": plains[way],
-        "fastest_way": way,
-        "plains": plains,
-        "over": row.time / (row.macs * plains[way]),
+        **_against(row.time, row.macs, {**row.beside, "eager": 1.0}),
         "tta": row.tta,
         "memory": row.memory,
         "plain_ms": row.plain_ms,
@@ -167,7 +227,14 @@ def _row(net: str, row: BenchRow, mode: str) -> dict[str, Any]:
     }
 
 
-MODES = ("free", "bounded", "learned")
+def _against(time: float, macs: float, plains: dict[str, float]) -> dict[str, Any]:
+    """A time in plain eager forwards against its MACs in the fastest ones."""
+    way = min(plains, key=lambda name: plains[name])
+    found: dict[str, Any] = {"time": time, "floor": macs, "fastest": plains[way], "fastest_way": way, "plains": plains}
+    return {**found, "over": time / (macs * plains[way])}
+
+
+MODES = ("free", "bounded", "learned", *GATED)
 COLUMNS = ("net", "batch", "B", "mode", "time", "floor", "fastest", "over", "tta", "memory", "reference")
 
 
@@ -185,6 +252,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--gates", default="1,8,32", help="batches that gates are measured with")
     parser.add_argument("--budget", default="4,10,15,30")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -194,16 +262,20 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     nets = given.nets.split(",")
     if unknown := [net for net in nets if net not in NETS]:
         parser.error(f"unknown nets {', '.join(unknown)}; there are {', '.join(NETS)}")
-    batches, budgets = ([int(part) for part in text.split(",")] for text in (given.batch, given.budget))
+    batches, gates, budgets = (
+        [int(part) for part in text.split(",") if part] for text in (given.batch, given.gates, given.budget)
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(given.threads)
     try:
         print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
-        rows = [row for net in nets for row in speed(net, batches, budgets, given.repeats, not given.no_compile)]
+        compiled = not given.no_compile
+        rows = [row for net in nets for row in speed(net, batches, gates, budgets, given.repeats, compiled)]
     finally:
         torch.set_num_threads(before)
     if given.out is not None:
-        how = f"{', '.join(nets)}, batch {given.batch}: torch {torch.__version__}, {given.threads} threads, "
+        where = f"batch {given.batch or '-'}, gates {given.gates or '-'}"
+        how = f"{', '.join(nets)}, {where}: torch {torch.__version__}, {given.threads} threads, "
         how += f"{given.repeats} repeats"
         write(given.out, rows, how + (", not compiled" if given.no_compile else ""))
     return rows
@@ -212,8 +284,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
 def write(out: Path, rows: list[dict[str, Any]], how: str) -> None:
     """JSON, and the same as a page beside it; rows of other nets and batches stay, so a suite runs in pieces."""
     kept = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.exists() else []
-    again = {(r["net"], r["batch"]) for r in rows}
-    merged = [r for r in kept if (r["net"], r["batch"]) not in again] + [{**r, "how": how} for r in rows]
+    again = {(r["net"], r["batch"], r["mode"] in GATED) for r in rows}
+    merged = [r for r in kept if (r["net"], r["batch"], r["mode"] in GATED) not in again]
+    merged += [{**r, "how": how} for r in rows]
     merged.sort(key=lambda r: (list(NETS).index(r["net"]), r["batch"], MODES.index(r["mode"]), r["budget"]))
     out.write_text(json.dumps({"rows": merged}, indent=1) + "\n", encoding="utf-8")
     page = [

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError, TaskAssumed
-from unstride.graph.capture import check_images, wanted_axes
+from unstride.graph.capture import check_images, exporting, wanted_axes
 from unstride.graph.keywords import the_image
 from unstride.graph.twin import own_module
 from unstride.models.tasks import ASSUMED, task_of
@@ -35,7 +35,7 @@ from unstride.procedure.plans import Crop, Plans, Setup, check_run
 from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
-from unstride.recipe import Recipe, get
+from unstride.recipe import Recipe
 from unstride.recipe.recipe import SEARCH
 from unstride.recipe.saving import Saved, opened, read_saved, write_saved
 from unstride.views.canvas import Canvas, Source, as_source, batches, casting
@@ -64,8 +64,7 @@ class Enhanced(nn.Module):
     ) -> None:
         super().__init__()
         check_run(max_bytes, optimise)
-        self.model, self.recipe = model, recipe
-        self.max_bytes, self.optimise = max_bytes, optimise
+        self.model, self.recipe, self.max_bytes, self.optimise = model, recipe, max_bytes, optimise
         self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
@@ -140,7 +139,7 @@ class Enhanced(nn.Module):
         `images`: a tensor (B, C, H, W) as the model takes it, also by the model's own name for it (`pixel_values=...`);
         a `Canvas`, whose pixels around the crop views may use; or PIL images, where the preprocessing is known.
         """
-        if torch.compiler.is_exporting():
+        if exporting():
             raise OptionError(
                 "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
@@ -190,9 +189,11 @@ class Enhanced(nn.Module):
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
-        """Main logits after the recipe's looks, and each picture's cost in plain forwards."""
+        """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
         with self._cast(source):
+            if not self.recipe.stages:
+                return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
@@ -241,11 +242,11 @@ class Enhanced(nn.Module):
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
             base = "paper"
-        base = get(base, self.task, wanted_axes(self.model))
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
-        preprocess = changes.pop("preprocess", self.preprocess)
-        other = Enhanced(self.model, base.changed(**changes), max_bytes, optimise, preprocess)
-        other._plans, other.attention = self.plans, self.attention  # plans of another setup will be made anew
+        kept = opened(base, self.model, changes.pop("preprocess", self.preprocess), self.task)
+        other = Enhanced(self.model, kept.recipe.changed(**changes), max_bytes, optimise, kept.preprocess)
+        other._plans = self.plans  # plans of another setup will be made anew
+        other.attention = kept.attention or self.attention
         other.assumed = self.assumed if other.task == self.task else ""
         return other
 
@@ -292,10 +293,9 @@ class Enhanced(nn.Module):
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            asked = (self.recipe.stages, self.recipe.merge, explain, gated, TASKS[self.task])
-            looked = Looking(self.fitted, at_once, *asked).run(source)
-        first = looked.plain[0]
-        return looked, first.plan, first.crop
+            recipe, task = self.recipe, TASKS[self.task]
+            looked = Looking(self.plans.once(), at_once, recipe.stages, recipe.merge, explain, gated, task).run(source)
+        return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:
         return assemble.main_output(plan, self.recipe.warmed(looked.merged.logits()))

@@ -27,7 +27,7 @@ from unstride.geometry.positions import LOST, Pos, Site, Window, resample, settl
 from unstride.geometry.walk import Walk
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint
-from unstride.procedure.tasks import TASKS
+from unstride.procedure.meaning import TASKS
 from unstride.views import policies, views
 from unstride.views.images import Preprocess, open_image, open_mask
 from unstride.views.policies import Op

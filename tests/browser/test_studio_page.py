@@ -1,4 +1,4 @@
-"""The studio in a real browser: a photograph, the slider, what is shown, and a screenshot of it.
+"""The studio in a real browser: a photograph, recipes, gates, the slider, links, and a screenshot of it.
 
 UNSTRIDE_SCREENSHOTS names a folder for the screenshots (CI keeps them); otherwise they go where pytest's files go.
 """
@@ -18,8 +18,10 @@ from small_nets import write_nets
 
 import unstride
 from unstride import models
+from unstride.procedure.prediction import Prediction
 from unstride.show.answers import probabilities
-from unstride.studio import Studio, make_server
+from unstride.studio import Studio, make_server, tuner
+from unstride.studio.choices import samples_for
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing()), reason=missing() or "there is a browser")]
 
@@ -79,10 +81,19 @@ def segmenting(nets: str) -> Iterator[str]:
         yield url
 
 
-def opened(chrome: Chrome, url: str, width: int = 1280, height: int = 1000, dark: bool = False) -> Chrome:
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[str]:
+    with serving("sample") as url:
+        yield url
+
+
+def opened(
+    chrome: Chrome, url: str, width: int = 1280, height: int = 1000, dark: bool = False, story: str = "recipe=paper"
+) -> Chrome:
     chrome.complaints()  # those of the test before
     chrome.window(width, height, dark)
-    chrome.open(url)
+    chrome.open("about:blank")  # another story of a page that is open would not load it again
+    chrome.open(f"{url}#{story}")
     chrome.wait(DONE)
     return chrome
 
@@ -213,5 +224,103 @@ def test_everything_can_be_reached_with_the_keyboard(chrome: Chrome, classifying
         if name in reached:
             break
         reached.append(name)
-    for wanted in ("model", "file", "0", "1", "play", "budget"):
+    for wanted in ("model", "recipe", "file", "0", "1", "play", "budget", "link"):
         assert wanted in reached
+
+
+def stories() -> tuple[str, str, list[Prediction]]:
+    """Of the embedded pictures, one where the default recipe looks again and one where it stops; and all of them."""
+    loaded = models.load("sample")
+    better = unstride.enhance(loaded.model, loaded.example(), preprocess=loaded.preprocess)
+    found = better.explain([s.image for s in samples_for("sample")])
+    again = [p.stopped == "all looks" for p in found]
+    return str(again.index(True)), str(again.index(False)), found
+
+
+def shown(browser: Chrome, selector: str) -> list[str]:
+    return list(browser.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector))
+
+
+def margin(p: Prediction) -> float:
+    first, second = probabilities(p.plain).topk(2).values.tolist()
+    return float(first - second)
+
+
+def test_a_link_tells_the_story_of_a_picture(chrome: Chrome, embedded: str, shots: Path) -> None:
+    again, sure, found = stories()
+    garments, classes = samples_for("sample"), models.load("sample").classes
+    for key in (again, sure):
+        p, truth = found[int(key)], classes[int(garments[int(key)].truth)]
+        browser = opened(chrome, embedded, story=f"model=sample&recipe=default&picture={key}")
+        words = (
+            f"margin {margin(p):.2f} < 0.50: looks again"
+            if key == again
+            else f"margin {margin(p):.2f} ≥ 0.50: stops here"
+        )
+        assert shown(browser, ".gate.open b, .gate.closed b") == ["gate open" if key == again else "gate closed"]
+        assert words in browser.text(".gate")
+        own = [(int(v.logits.argmax()), float(probabilities(v.logits).max())) for v in p.states]
+        cards = shown(browser, ".card .own")
+        assert len(cards) == len(own) == (2 if key == again else 1)
+        for text, (best, probability) in zip(cards, own, strict=True):
+            assert text.startswith(f"{classes[best]} {probability:.0%}")
+            assert ("✓ right" if classes[best] == truth else "✗ wrong") in text
+        final = classes[int(p.logits.argmax())]
+        assert final in browser.text("#answers [data-of='with default']")
+        assert ("✓ right" if final == truth else "✗ wrong") in browser.text("#answers [data-of='with default']")
+        assert truth in browser.text("#answers [data-of=truth]")
+        assert shown(browser, ".spent span") == ["1.00x plain", "2.00x plain" if key == again else "would be 2.00x"]
+        wide = "return [...document.querySelectorAll('.stage')].every(s => s.getBoundingClientRect().width > 400)"
+        assert browser.run(wide)  # the row is full
+        assert is_a_picture(browser.screenshot(shots / f"studio-story-{'again' if key == again else 'sure'}.png"))
+        assert browser.complaints() == []
+    for width in (800, 360):
+        browser = opened(chrome, embedded, width, story=f"recipe=default&picture={again}")
+        assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_recipes_are_picked_and_back_goes_back(chrome: Chrome, embedded: str, photo: Path) -> None:
+    browser = opened(chrome, embedded, story="recipe=default&picture=1")
+    first = browser.run("return location.href")
+    assert browser.run("return document.getElementById('link').href") == first
+    browser.keys("#recipe", "flip")
+    browser.wait(f"location.hash.includes('recipe=flip') && {DONE} && !document.querySelector('.gate')")
+    assert len(shown(browser, ".card")) == 2
+    browser.keys("#file", str(photo))
+    browser.wait(f"location.hash.includes('picture=upload-') && {DONE} && !{PRESSED}")
+    assert shown(browser, "#answers [data-of=truth]") == []  # nobody knows
+    own = browser.run("return location.href")
+    browser.run("history.back()")
+    browser.wait(f"location.hash.includes('recipe=flip&picture=1') && {DONE} && !!{PRESSED}")
+    browser.run("history.back()")
+    browser.wait(f"location.href === '{first}' && {DONE} && !!document.querySelector('.gate')")
+    browser = opened(chrome, embedded, story=own.partition("#")[2])  # in a new page, the photograph is still there
+    assert len(shown(browser, ".card")) == 2
+    assert not browser.run(f"return !!{PRESSED}")
+    browser.run("location.hash = 'model=sample&recipe=nonsense&picture=0'")
+    browser.wait("!document.getElementById('error').hidden")
+    assert 'the recipe "nonsense" of this link is not here' in browser.text("#error")
+
+
+def test_a_link_to_a_search_has_its_budget(chrome: Chrome, classifying: str) -> None:
+    browser = opened(chrome, classifying, story="recipe=paper&states=3")
+    assert rows(browser) == 3
+    faint = "return document.querySelectorAll('#tree .ghost').length"
+    assert browser.run(faint) == 13  # those to come keep their places
+    browser.keys("#budget", RIGHT)
+    assert "states=4" in browser.run("return location.hash")
+    assert browser.run(faint) == 12
+
+
+def test_tuning_on_the_sample(chrome: Chrome, embedded: str, shots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "PICTURES", 40)
+    browser = opened(chrome, embedded, story="recipe=default&picture=1")
+    browser.click("#tune")
+    browser.wait("document.querySelectorAll('#frontier tbody tr').length > 2", 300)
+    assert shown(browser, "#frontier tbody td:first-child")[:2] == ["plain", "flip"]
+    browser.keys("#recipe", "tuned")
+    browser.wait(
+        f"location.hash.includes('recipe=tuned') && {DONE} && document.querySelector('[data-of=\"with tuned\"]')"
+    )
+    assert is_a_picture(browser.screenshot(shots / "studio-tuned.png"))
+    assert browser.complaints() == []

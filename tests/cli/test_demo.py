@@ -32,12 +32,12 @@ def seeded(net: Any) -> Any:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The demo with little nets, few images and a photograph of our own."""
-    monkeypatch.setattr(garments, "IMAGES", 30)
-    assert (garments.BUDGETS, scenes.BUDGETS) == ((1, 4, 10, 15), (1, 4, 10))
+    monkeypatch.setattr(garments, "IMAGES", 80)
+    assert garments.BUDGETS == scenes.BUDGETS == (1, 4, 10)
     monkeypatch.setattr(garments, "BUDGETS", (1, 10))
     monkeypatch.setattr(scenes, "BUDGETS", (1, 10))
     monkeypatch.setattr(garments, "LEARNED", "nothing")
-    monkeypatch.setattr(scenes, "SCENES", 4)
+    monkeypatch.setattr(scenes, "SCENES", 24)
     monkeypatch.setattr(sample, "load_classifier", lambda: seeded(lambda: Classifier(widths=(4, 4, 8, 8))))
     monkeypatch.setattr(sample, "load_segmenter", lambda: seeded(lambda: Segmenter(widths=(4, 4, 8, 8))))
     body = nn.Sequential(
@@ -61,10 +61,18 @@ def test_figures_are_measured_and_the_report_is_written(small: Path) -> None:
     got = json.loads(result.stdout)
     assert got["inspect"]["states"] == 16
     (photo,) = got["photographs"]
-    assert len(photo["states"]) == 10
+    assert (photo["truth"], photo["mark"]) == ("espresso", "wrong")
+    assert 1 <= len(photo["states"]) <= 2
+    for job, key in (("scenes", "miou"), ("garments", "accuracy")):
+        plain, flip, tuned = got[job]["rows"]
+        assert (plain["method"], flip["method"], tuned["method"]) == ("plain", "flip", "tuned")
+        assert flip["cost"] == pytest.approx(2)
+        assert tuned["gain"] == pytest.approx(tuned[key] - plain[key])
+        assert unstride.recipe.get(Path(got[job]["recipe"])).stages
+        assert [x["name"] for x in got[job]["frontier"]][:2] == ["plain", "flip"]
     rows = got["classification"]["rows"]
     assert [r["budget"] for r in rows] == [1, 10]
-    images, labels = sample.classification_sample(30)
+    images, labels = (part[40:] for part in sample.classification_sample(80))
     x, model = sample.preprocess_classification(images), sample.load_classifier()
     better = unstride.enhance(model, x[:1], 10)
     for r in rows:
@@ -72,7 +80,7 @@ def test_figures_are_measured_and_the_report_is_written(small: Path) -> None:
         right = float((logits.argmax(1).numpy() == labels).mean())
         assert r["accuracy"] == pytest.approx(right)
         assert r["gain"] == pytest.approx(right - rows[0]["accuracy"])
-        assert r["corrected"] - r["corrupted"] == round(30 * r["gain"])
+        assert r["corrected"] - r["corrupted"] == round(40 * r["gain"])
         assert r["low"] <= r["gain"] <= r["high"]
         assert (r["time"] == 1.0) == (r["budget"] == 1)  # the plain network is what time is counted in
     assert [r["cost"] for r in rows] == sorted(r["cost"] for r in rows)
@@ -83,11 +91,11 @@ def test_figures_are_measured_and_the_report_is_written(small: Path) -> None:
     assert got["skipped"] == {}
     assert any("learned" in note for note in got["notes"])
     page = Path(got["report"]).read_text("utf-8")
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 6
     assert f"{100 * rows[1]['accuracy']:.2f} %" in page
     assert f"{100 * cuts[1]['miou']:.2f} %" in page
     assert (small / "segmentation.png").is_file()
-    assert (small / "search-photo.png").is_file()
+    assert (small / "photographs.png").is_file()
 
 
 def test_the_learned_aggregation_is_used_where_it_is(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,11 +126,10 @@ def test_what_cannot_run_is_said_and_the_rest_runs(small: Path, monkeypatch: pyt
     assert result.exit_code == 3
     assert "pip install scikit-image" in result.stdout
     assert "segmenter.safetensors is missing" in result.stdout
-    assert "30 test images" in result.stdout
-    assert "no measurable effect" in result.stdout
+    assert "40 test images" in result.stdout
     page = (small / "report.html").read_text("utf-8")
     assert "This part could not run" in page
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3
 
 
 def test_without_a_plot_library_only_the_pictures_are_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +138,7 @@ def test_without_a_plot_library_only_the_pictures_are_missing(small: Path, monke
     assert result.exit_code == 0
     got = json.loads(result.stdout)
     assert sum("unstride[plot]" in note for note in got["notes"]) == 2
-    assert Path(got["report"]).read_text("utf-8").count("<svg") == 4
+    assert Path(got["report"]).read_text("utf-8").count("<svg") == 6
 
 
 def test_no_weights_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +158,7 @@ def test_an_unwritable_folder_is_explained(tmp_path: Path) -> None:
 
 
 def test_photographs_come_from_installed_packages_without_importing_them() -> None:
-    found = [photographs.inside(package, name) for package, name, _ in photographs.PHOTOS]
+    found = [photographs.inside(package, name) for package, name in ((p.package, p.file) for p in photographs.PHOTOS)]
     if not any(found):
         pytest.skip("neither scikit-image nor scikit-learn is installed")
     assert all(path is None or path.is_file() for path in found)

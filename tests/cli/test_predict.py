@@ -168,3 +168,98 @@ def test_preprocess_seen_shows_what_the_network_sees() -> None:
     assert np.array_equal(np.asarray(rgb), np.asarray(bgr))
     gray = seen(Preprocess(None, None, (0.5,), (0.5,), channels="L"), image)
     assert torch.equal(torch.tensor(np.asarray(gray)[..., 0]), torch.tensor(np.asarray(image.convert("L"))))
+
+
+CHOOSY = """
+import torch
+from torch import nn
+import unstride
+from unstride.models import Loaded
+from unstride.views.images import Preprocess
+
+
+class Choosy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv2d(3, 8, 3, 2, 1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        if x.shape[-1] % 8:
+            raise ValueError("wanted a width that is a multiple of 8")
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+def loaded(model):
+    return Loaded("choosy", model, Preprocess(None, None), "classification")
+
+
+def choosy():
+    return loaded(Choosy().eval())
+
+
+def ready():
+    return loaded(unstride.enhance(Choosy().eval(), torch.zeros(1, 3, 32, 32), recipe="paper", budget=3))
+
+
+def loud():
+    model = Choosy().eval()
+    with torch.no_grad():
+        model.head.weight.fill_(1e38)
+        model.head.bias.copy_(torch.tensor([0.0, 1.0, 2.0]))
+        model.conv.weight.fill_(1.0)
+    return loaded(model)
+"""
+
+
+@pytest.fixture
+def choosy(tmp_path: Path) -> str:
+    (tmp_path / "choosy.py").write_text(CHOOSY)
+    return str(tmp_path / "choosy.py")
+
+
+@pytest.mark.parametrize("first", ["a-bad.png", "z-bad.png"])
+def test_a_picture_that_the_model_refuses_is_one_error(choosy: str, tmp_path: Path, first: str) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for k, name in enumerate(["m.png", "n.png", first]):
+        photo(k, (32, 36 if "bad" in name else 32)).save(folder / name)
+    for model in ("choosy", "ready"):
+        got = answers(f"{choosy}:{model}", folder, code=3)
+        assert [Path(a["image"]).name for a in got["images"]] == ["m.png", "n.png"]
+        (bad,) = got["failed"]
+        assert Path(bad["image"]).name == first
+        assert "multiple of 8" in bad["error"]
+
+
+def test_an_answer_that_is_not_finite_is_an_error_of_its_picture(choosy: str, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (32, 32), (124, 116, 104)).save(folder / "gray.png")  # the mean: next to nothing after it
+    Image.new("RGB", (32, 32), "white").save(folder / "white.png")
+    got = answers(f"{choosy}:loud", folder, "--recipe", "flip", code=3)
+    assert [Path(a["image"]).name for a in got["images"]] == ["gray.png"]
+    assert "not finite" in got["failed"][0]["error"]
+    out = tmp_path / "p.jsonl"
+    assert run(f"{choosy}:loud", folder, "--recipe", "flip", "--out", out).exit_code == 3
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["error"] is None for row in rows] == [True, False]
+    assert "not finite" in rows[1]["error"]
+
+
+def test_a_model_that_is_enhanced_already_keeps_its_recipe_or_takes_the_one_asked_for(
+    choosy: str, tmp_path: Path
+) -> None:
+    photo(0, (32, 32)).save(tmp_path / "a.png")
+    for ask, looks in (([], 3), (["--budget", 2], 2), (["--recipe", "flip"], 2)):
+        (shown,) = answers(f"{choosy}:ready", tmp_path / "a.png", *ask)["images"]
+        assert len(shown["states"]) == looks
+        out = tmp_path / f"{looks}{len(ask)}{ask[:1]}.jsonl"
+        assert run(f"{choosy}:ready", tmp_path / "a.png", *ask, "--out", out).exit_code == 0
+        row = json.loads(out.read_text())
+        assert row["looks"] == looks
+        assert row["probabilities"][0] == pytest.approx(shown["enhanced"][0]["probability"], abs=1e-5)
+    other = unstride.recipe.write(tmp_path / "other.toml", unstride.recipe.get("flip"), model="of another model")
+    refused = run(f"{choosy}:ready", tmp_path / "a.png", "--recipe", other)
+    assert refused.exit_code == 1
+    assert "fingerprint" in refused.stderr

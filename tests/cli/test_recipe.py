@@ -79,6 +79,15 @@ def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
     measured = json.loads(run("bench", "sample", "--recipe", tuned, "--batch", 1, "--repeats", 1, "--json").stdout)
     assert measured["rows"][-1]["macs"] == pytest.approx(told["costs"][-1], abs=0.01)
 
+    ask = ["--data", "sample", "--limit", 40, "--epochs", 1, "--budget", 2, "--recipe", tuned]
+    fitted = run("fit", "sample", *ask, "--out", tmp_path / "fitted.safetensors", code=1 if better.recipe.stages else 0)
+    assert "stages of looks" in fitted.stderr or not better.recipe.stages
+
+    ask = ["--data", "sample", "--limit", 40, "--pool", "small", "--no-paper", "--recipe", tuned, "--json"]
+    lines = {r["name"]: r for r in json.loads(run("tune", "sample", *ask).stdout)["rows"]}
+    assert lines["yours"]["accuracy %"] == f"{100 * rows[-1]['metrics']['top1']:.2f}"
+    assert float(lines["yours"]["cost"]) == pytest.approx(rows[-1]["macs"], abs=0.01)
+
     files = json.loads(run("export", "sample", tmp_path / "net.pt2", "--recipe", tuned, "--json").stdout)["files"]
     call = Stages(files[-1]) if len(files) > 1 else open_graph(tmp_path / "net.pt2")
     assert torch.allclose(call(x), better(x), atol=1e-3)
@@ -102,6 +111,7 @@ def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, pictur
         ["bench", "sample"],
         ["fit", "sample", "--data", "sample", "--limit", 4, "--out", tmp_path / "f.safetensors"],
         ["export", "sample", tmp_path / "net.pt2"],
+        ["tune", "sample", "--data", "sample", "--limit", 40, "--pool", "small", "--no-paper"],
     ):
         assert "fingerprint" in run(*words_of, *ask, code=1).stderr, words_of
 
@@ -109,7 +119,7 @@ def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, pictur
 def test_the_same_options_everywhere_and_their_words_are_the_fields_own():
     own = {name: {"budget"} for name in ("evaluate", "bench", "studio")}
     own["fit"] = {"budget", "criterion", "aggregate"}
-    for command in ("inspect", "predict", "evaluate", "bench", "fit", "export", "studio"):
+    for command in ("inspect", "predict", "evaluate", "bench", "fit", "tune", "export", "studio"):
         assert command in COMMANDS
         text = " ".join(run(command, "--help").stdout.replace("│", " ").split())
         for name in {"recipe", *READ} - own.get(command, set()):

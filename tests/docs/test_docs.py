@@ -199,3 +199,19 @@ def test_docstrings_are_laid_out() -> None:
         layout("A.\n\nExample:\n    f(x)\n    g(x)\n\nMore.") == "A.\n\nExample:\n\n```python\nf(x)\ng(x)\n```\n\nMore."
     )
     assert layout("A.\n\nname  text\n      goes on\nb, c  more").endswith("- `name`: text goes on\n- `b, c`: more")
+
+
+def test_the_frontier_page_and_readme_are_what_the_rows_say() -> None:
+    """README's table, the page and the picture's settings come from benchmarks/frontier.csv and nothing else."""
+    from benchmarks import frontier_page
+
+    every = frontier_page.rows()
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert frontier_page.readme(text, every) == text
+    assert (DOCS / "results-frontier.md").read_text(encoding="utf-8") == frontier_page.page(every)
+    against = frontier_page.rows(frontier_page.RIVALS)
+    assert (DOCS / "results-tune.md").read_text(encoding="utf-8") == frontier_page.tune_page(every, against)
+    for row in every:
+        assert float(row["low"]) <= float(row["gain"]) <= float(row["high"]), row
+        changed = int(row["corrected"]) - int(row["corrupted"])
+        assert float(row["gain"]) == pytest.approx(changed / int(row["pictures"]), abs=1e-5), row

@@ -201,8 +201,24 @@ def test_memory_that_is_elsewhere_is_summed_there() -> None:
 
     flat = torch.arange(5 * COLUMNS + 3, dtype=torch.uint8)
     parts = [flat[: 5 * COLUMNS].view(-1, COLUMNS), flat[5 * COLUMNS :][None]]
-    before = snapshot._sums(parts)
+    before = list(map(snapshot._sum, parts))
     flat[2 * COLUMNS + 1] += 1
-    middle = snapshot._sums(parts)
+    middle = list(map(snapshot._sum, parts))
     flat[-1] += 1
-    assert before != middle != snapshot._sums(parts)
+    assert before != middle != list(map(snapshot._sum, parts))
+
+
+@pytest.mark.parametrize("recipe", ["default", "multiscale-flip", "paper"])
+def test_whether_it_was_changed_is_asked_once_a_call(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads every byte of the weights: once is what an answer may cost."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    x = torch.randn(2, 3, 16, 16)
+    better = unstride.enhance(model.eval(), x[:1], recipe=recipe)
+    before = better(x)
+    asked = []
+    changed = Snapshot.changed
+    monkeypatch.setattr(Snapshot, "changed", lambda self, *known: asked.append(1) or changed(self, *known))
+    assert torch.equal(better(x), before)
+    assert len(asked) == 1
+    model[0].weight.data[0, 0, 0, 0] += 1.0  # one number, without a trace
+    assert not torch.equal(better(x), before)

@@ -233,3 +233,36 @@ def test_a_twin_shares_weights_and_nothing_else() -> None:
     assert all(a is b for a, b in zip(model.buffers(), other.buffers(), strict=True))
     with innocent(model), torch.no_grad():
         assert torch.equal(other(IMAGES), other(IMAGES))
+
+
+def test_an_answer_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch says of all threads that they export when one does."""
+    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], recipe="paper", budget=3)
+    wanted = better(IMAGES)
+    inside, done = threading.Event(), threading.Event()
+    export = torch.export.export
+
+    def slow(model: nn.Module, *given: Any, **options: Any) -> Any:
+        class Waits(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, x: Tensor) -> Any:
+                inside.set()
+                done.wait(60)
+                return self.model(x)
+
+        return export(Waits(), *given, **options)
+
+    monkeypatch.setattr(torch.export, "export", slow)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(unstride.enhance, seeded(SmallNet()), IMAGES[:1])
+        assert inside.wait(60)
+        try:
+            assert torch.compiler.is_exporting()
+            found = better(IMAGES)
+        finally:
+            done.set()
+        other.result()
+    torch.testing.assert_close(found, wanted)

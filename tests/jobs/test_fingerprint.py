@@ -1,9 +1,11 @@
 """Fingerprints: what counts and what does not."""
 
+import pytest
 import torch
 from torch import nn
 
-from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.errors import ArtefactError
+from unstride.jobs.fingerprint import check_model, digest, fingerprint
 
 
 def test_digest_sees_names_shapes_types_and_bytes_only() -> None:
@@ -27,3 +29,11 @@ def test_fingerprint_is_of_the_weights() -> None:
     assert fingerprint(model.train()) == fingerprint(model.eval()) == before
     model[1].running_mean[0] += 1e-3
     assert fingerprint(model) != before
+
+
+def test_a_file_for_another_model_is_refused_with_both_names() -> None:
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    check_model("a.toml", fingerprint(one), one)
+    for made_for in (fingerprint(one), None, 5):
+        with pytest.raises(ArtefactError, match=f"a.toml.*{str(made_for)[:12]}.*{fingerprint(other)[:12]}"):
+            check_model("a.toml", made_for, other)

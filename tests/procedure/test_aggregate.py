@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unstride.procedure.aggregate import Accumulator, Attended, Attention, Maximum, WeightedMean, entropy
 from unstride.procedure.align import Offset, align, align_covered, coverage
@@ -112,7 +114,7 @@ def test_learned_criterion_prefers_the_state_that_is_attended_to() -> None:
     kept = Attended(attention)
     for value in (0.0, 3.0, 1.0):
         kept.add(ONE, torch.full((1, 1, 2, 2), value), torch.ones(1), OFFSETS[0])
-    scores = kept.criteria(0)
+    (scores,) = kept.criteria([0])
     assert scores.index(min(scores)) == 1
     assert scores.index(max(scores)) == 0
 
@@ -126,7 +128,7 @@ def test_attention_step_by_step_is_all_at_once(shape: tuple[int, ...]) -> None:
     with torch.no_grad():
         for count, f in enumerate(maps, 1):
             kept.add(slice(0, 1), f[None], torch.ones(1), None)
-            torch.testing.assert_close(torch.tensor(kept.criteria(0)), attention.criterion(maps[None, :count])[0])
+            torch.testing.assert_close(torch.tensor(kept.criteria([0])), attention.criterion(maps[None, :count]))
             if count > 1:
                 torch.testing.assert_close(kept.value(), attention(maps[None, :count]))
 
@@ -154,3 +156,34 @@ def attention() -> Attention:
     for p in made.parameters():
         torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(2))
     return made
+
+
+class Counted(TorchDispatchMode):
+    """How many ops are called: on small maps they are the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_attention_of_many_images_takes_as_many_ops_as_of_one() -> None:
+    torch.manual_seed(0)
+    module, ops = Attention(6), []
+    for count in (1, 16):
+        kept, maps = Attended(module, count), torch.randn(5, count, 6, 4, 4)
+        with torch.no_grad(), Counted() as counted:
+            for f in maps:
+                kept.add(list(range(count)), f, torch.ones(count), Offset((0, 1), (0.5, 0.0)))
+            scores, merged = kept.criteria(list(range(count))), kept.value()
+        assert (len(scores), len(merged)) == (count, count)
+        ops.append(counted.ops)
+    assert ops[1] <= 1.2 * ops[0]
+    alone = Attended(module)
+    for f in maps:
+        alone.add(slice(0, 1), f[3:4], torch.ones(1), Offset((0, 1), (0.5, 0.0)))
+    torch.testing.assert_close(alone.value()[0], merged[3])
+    assert alone.criteria([0])[0] == pytest.approx(scores[3])

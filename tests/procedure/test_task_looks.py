@@ -214,3 +214,26 @@ def test_features_that_lie_nowhere_are_refused() -> None:
 
     with pytest.raises(CaptureError, match="features need a map"):
         unstride.enhance(seeded(Flat()), IMAGES[:1], task="features")
+
+
+def test_a_pooling_attention_packs_its_keys_with_the_images_elsewhere() -> None:
+    """What is packed as (2, N, B, C) is no map of a row for each image (SigLIP's head has it)."""
+
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch, self.probe = nn.Conv2d(3, 8, 8, 8), nn.Parameter(torch.randn(1, 1, 8))
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            t = self.patch(x).flatten(2).transpose(1, 2)
+            return self.attend(self.probe.expand(len(t), -1, -1), t, t)[0][:, 0]
+
+    torch.manual_seed(0)
+    model = Pooling().eval()
+    better = unstride.enhance(model, IMAGES[:1], task="embedding").with_options(stages=(unstride.Stage(),))
+    with torch.no_grad():
+        for some in (IMAGES, IMAGES[:2], IMAGES[:1]):
+            torch.testing.assert_close(better(some), model(some), atol=1e-5, rtol=1e-4)
+    near = better.with_options(stages=NEAR)
+    torch.testing.assert_close(near(IMAGES)[:1], near(IMAGES[:1]), atol=1e-5, rtol=1e-4)

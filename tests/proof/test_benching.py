@@ -1,5 +1,7 @@
 """What is measured: turns, medians, the most bytes alive; figures that can be checked without a clock."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -77,3 +79,26 @@ def test_wrong_numbers_from_python():
         bench(model, torch.randn(1, 3, 16, 16), (0,))
     with pytest.raises(OptionError, match="repeats"):
         interleaved(lambda: None, {}, 0)
+
+
+@pytest.mark.parametrize("asked", [{"budgets": (2, 3)}, {"budgets": (2,), "tta": False}, {"recipe": "flip"}])
+def test_the_progress_ends_where_it_said(asked, monkeypatch):
+    seen = []
+
+    @contextmanager
+    def line(label, total, show):
+        seen.append([total, 0])
+
+        def advance(count, note):
+            seen[-1][1] += count
+
+        yield advance
+
+    monkeypatch.setattr("unstride.proof.benching.show_progress", line)
+    monkeypatch.setattr("unstride.proof.benching.LEAST", 1e-9)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    bench(
+        model, torch.zeros(1, 3, 16, 16), batches=(1, 2), repeats=2, memory=False, growth=False, progress=True, **asked
+    )
+    assert len(seen) == 1
+    assert seen[0][0] == seen[0][1] > 0

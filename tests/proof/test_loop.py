@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 import unstride
 from unstride import data, models
 from unstride.errors import DataError, OptionError
-from unstride.proof import evaluate, metrics, read_rows, work
+from unstride.proof import evaluate, measures, metrics, read_rows, work
 from unstride.tta import TTA, Policy
 from unstride.views import policies
 from unstride.views.images import Preprocess
@@ -23,7 +24,8 @@ BUDGETS = (1, 3, 6)
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(work, "SHARD", {"classification": 8, "segmentation": 4})
+    for task, size in (("classification", 8), ("segmentation", 4)):
+        monkeypatch.setitem(measures.MEASURES, task, replace(measures.MEASURES[task], shard=size))
     torch.set_num_threads(1)
 
 

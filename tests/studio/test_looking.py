@@ -1,6 +1,7 @@
 """What the page shows is what the library answers, budget by budget."""
 
 import base64
+import io
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import unstride
 from unstride import models
 from unstride.geometry.states import State
 from unstride.models import Loaded
+from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.prediction import moved
+from unstride.recipe import Recipe
 from unstride.show.answers import class_map, probabilities
 from unstride.studio import looking
 from unstride.studio.looking import look
 from unstride.views.images import Preprocess
+from unstride.views.policies import IDENTITY, parse_view
 
 
 def looked(tmp_path: Path, name: str, image: Image.Image) -> tuple[dict[str, Any], Any, torch.Tensor]:
@@ -162,3 +166,74 @@ def test_a_recipe_of_looks_is_shown_look_by_look(name: str, tmp_path: Path) -> N
         for k, of in ((-1, p), (1, flip.explain([image])[0])):
             seen = np.asarray(shown)[maps(data["maps"])[k]]
             assert (seen == class_map(of.logits)).mean() > 0.999
+
+
+def gated(tmp_path: Path, below: float, by: str = "margin") -> tuple[dict[str, Any], Any]:
+    """Plain, then the mirror image behind a gate, then two sizes and near states behind another."""
+    loaded = models.load(f"{write_nets(tmp_path)}:net")
+    mirror = Stage((parse_view("mirror"),), gate=Gate(by, below=below))
+    more = Stage((IDENTITY, parse_view("1.25x")), "near:2", gate=Gate("agreement", below=1.000001))
+    recipe = Recipe("gated", stages=(Stage(), mirror, more), temperature=1.5)
+    better = unstride.enhance(loaded.model, loaded.example(), recipe=recipe, preprocess=loaded.preprocess)
+    return look(loaded, better, photo(2), truth=2), better.explain([photo(2)])[0]
+
+
+@pytest.mark.parametrize("by", ["margin", "probability", "entropy"])
+def test_a_gate_is_open_or_closed_as_it_was_for_this_picture(by: str, tmp_path: Path) -> None:
+    data, p = gated(tmp_path, 1.0, by)
+    sure = float(sureness(p.plain[None], by))
+    first, mirror, more = data["story"]
+    assert (first["gate"], first["looks"], first["cost"]) == (None, [0], 1.0)
+    assert mirror["gate"] == {"by": by, "value": pytest.approx(sure, abs=1e-4), "below": 1.0, "open": True}
+    assert (mirror["looks"], mirror["cost"]) == ([1], pytest.approx(2, abs=0.01))
+    assert more["gate"]["open"]
+    assert more["gate"]["value"] in (0.5, 1.0)  # of two looks
+    assert more["looks"] == list(range(2, len(p.states)))  # the plain view's plain state was seen before
+    assert more["cost"] == pytest.approx(p.cost, abs=1e-3)
+
+    data, p = gated(tmp_path, sure - 1e-4, by)
+    first, mirror, more = data["story"]
+    assert mirror["gate"] == {"by": by, "value": pytest.approx(sure, abs=1e-4), "below": sure - 1e-4, "open": False}
+    assert [s["looks"] for s in data["story"]] == [[0], [], []]
+    assert [s["reached"] for s in data["story"]] == [True, False, False]
+    assert more["gate"] is None
+    assert data["cost"][-1] == p.cost == pytest.approx(1, abs=0.01)
+    assert mirror["cost"] == pytest.approx(2, abs=0.01)  # what was saved
+
+
+def test_each_look_comes_with_what_it_sees_and_the_truth(tmp_path: Path) -> None:
+    data, _ = gated(tmp_path, 1.0)
+    assert data["truth"] == "blue"
+    plain, mirror = (picture(data["states"][k]["seen"]) for k in (0, 1))
+    assert (plain == mirror[:, ::-1]).all()
+    assert (plain != mirror).any()
+    assert [s["size"] for s in data["states"][:2]] == [[32, 32], [32, 32]]
+    assert [40, 40] in [s["size"] for s in data["states"]]
+
+
+@pytest.mark.parametrize(("accepted", "truth"), [(("red", "blue"), "a balloon"), (("tripod",), None)])
+def test_a_photograph_may_have_several_right_answers_or_none_here(
+    accepted: tuple[str, ...], truth: str | None, tmp_path: Path
+) -> None:
+    loaded = models.load(f"{write_nets(tmp_path)}:net")
+    better = unstride.enhance(loaded.model, loaded.example(), recipe="flip", preprocess=loaded.preprocess)
+    data = look(loaded, better, photo(2), ("a balloon", accepted))
+    assert data["truth"] == truth
+    assert data["accepted"] == ([] if truth is None else list(accepted))
+
+
+def picture(data: str) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))))
+
+
+def test_a_known_segmentation_is_shown_and_counted(tmp_path: Path) -> None:
+    loaded = models.load(f"{write_nets(tmp_path)}:segmenter")
+    image = photo(1, (64, 48))
+    better = unstride.enhance(loaded.model, loaded.preprocess(image)[None], recipe="flip", task="segmentation")
+    truth = np.zeros((64, 48), np.uint8)
+    truth[:32] = 2
+    data = look(loaded, better, image, truth)
+    shown = np.asarray([loaded.classes.index(c["name"]) for c in data["classes"]])[maps(data["maps"])]
+    assert (shown[-1] == truth).all()  # behind the answers
+    assert data["right"] == pytest.approx([float((m == truth).mean()) for m in shown[:-1]])
+    assert data["truth"] is None

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from small_nets import photo, png, write_nets
 
+import unstride
 from unstride.errors import InputError
 from unstride.studio import Studio, room
 
@@ -109,7 +110,34 @@ def test_only_what_is_in_the_lists_can_be_named(studio: Studio, key: str) -> Non
     with pytest.raises(InputError, match="reload the page"):
         studio.look("0", key)
     with pytest.raises(InputError, match="reload the page"):
+        studio.look("0", "0", key)
+    with pytest.raises(InputError, match="reload the page"):
         studio.layers(key)
+
+
+def test_recipes_can_be_picked_the_given_one_first(studio: Studio, tmp_path: Path) -> None:
+    assert list(studio.recipes("0")) == ["default", "plain", "flip", "multiscale-flip", "paper"]
+    for name, looks in (("plain", 1), ("flip", 2), ("multiscale-flip", 6), ("paper", 16)):
+        data = told(studio.look("0", "0", name))
+        assert len(data["states"]) == looks
+        assert data["recipe"].startswith(name)
+        assert (data["story"] is None) == (name == "paper")
+    path = unstride.recipe.write(tmp_path / "mine.toml", unstride.recipe.get("flip"))
+    given = Studio(f"{write_nets(tmp_path)}:net", recipe=str(path))
+    first = next(iter(told(given.catalogue())["models"][0]["recipes"]))
+    assert first == {"key": "given", "title": "given: mine.toml"}  # not the folder it is in
+    assert told(given.look("0", "0"))["enhanced"] == told(given.look("0", "0", "flip"))["enhanced"]
+
+
+def test_a_link_opens_an_upload_while_it_is_remembered(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "look", lambda *_: {})
+    first, second = png(photo(50)), png(photo(51))
+    monkeypatch.setattr(room, "UPLOADS", max(len(first), len(second)))
+    name = told(studio.look("0", first))["picture"]
+    assert told(studio.look("0", name, "flip"))["picture"] == name
+    studio.look("0", second)
+    with pytest.raises(InputError, match="choose it again"):
+        studio.look("0", name, "plain")
 
 
 def test_layers_are_those_of_inspect(studio: Studio, tmp_path: Path) -> None:

@@ -75,13 +75,27 @@ def test_the_page_asks_nobody_else() -> None:
 
 def test_a_sample_and_an_upload_are_looked_at(server: StudioServer) -> None:
     models = json.loads(ask(server, "GET", "/api/models")[2])["models"]
-    status, _, content = ask(server, "POST", f"/api/look?model=0&sample={models[0]['samples'][0]['key']}", b"")
+    status, _, content = ask(
+        server, "POST", f"/api/look?model=0&sample={models[0]['samples'][0]['key']}&recipe=paper", b""
+    )
     assert status == 200
     assert len(json.loads(content)["states"]) == 16
     status, _, content = ask(server, "POST", "/api/look?model=0", png(photo(5)))
     assert status == 200
-    assert json.loads(content)["image"]["width"] == 32
+    first = json.loads(content)
+    assert first["image"]["width"] == 32
+    _, _, content = ask(server, "POST", f"/api/look?model=0&sample={first['picture']}&recipe=flip", b"")
+    assert json.loads(content)["image"] == first["image"]  # a link to an own photograph, with another recipe
     assert ask(server, "GET", "/api/layers?model=0")[0] == 200
+
+
+def test_only_the_sample_is_tuned_here_and_only_when_asked(server: StudioServer) -> None:
+    models = json.loads(ask(server, "GET", "/api/models")[2])["models"]
+    assert [m["spec"] for m in models if m["tunes"]] == ["sample"]
+    status, message = error_of(ask(server, "POST", "/api/tune?model=0", b""))
+    assert (status, "unstride tune" in message) == (422, True)
+    key = next(m["key"] for m in models if m["tunes"])
+    assert json.loads(ask(server, "GET", f"/api/tune?model={key}")[2])["state"] == "idle"
 
 
 def test_a_bad_image_gives_a_message(server: StudioServer) -> None:
@@ -120,7 +134,8 @@ def test_no_file_of_the_machine_can_be_reached(server: StudioServer, path: str) 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "%2fetc%2fpasswd", "..%2fnets.py", ""])
 def test_no_parameter_names_a_file(server: StudioServer, name: str) -> None:
-    for path in (f"/api/look?model={name}&sample=0", f"/api/look?model=0&sample={name}"):
+    looks = [f"/api/look?model={name}&sample=0", f"/api/look?model=0&sample={name}"]
+    for path in (*looks, f"/api/look?model=0&sample=0&recipe={name}", f"/api/tune?model={name}"):
         assert error_of(ask(server, "POST", path, b""))[0] == 422
 
 
@@ -136,6 +151,8 @@ def test_other_sites_may_not_use_it(server: StudioServer) -> None:
     port, path = server.server_address[1], "/api/look?model=0&sample=0"
     for origin in ("https://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
         assert error_of(ask(server, "POST", path, b"", {"Origin": origin}))[0] == 403
+        assert error_of(ask(server, "POST", "/api/tune?model=1", b"", {"Origin": origin}))[0] == 403
+    assert server.studio.tuner.told()["state"] == "idle"
     assert error_of(ask(server, "GET", "/api/models", None, {"Sec-Fetch-Site": "cross-site"}))[0] == 403
     assert ask(server, "POST", path, b"", {"Origin": f"http://127.0.0.1:{port}"})[0] == 200
     assert ask(server, "GET", "/", None, {"Sec-Fetch-Site": "cross-site"})[0] == 200  # but may link to it

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import unstride
-from unstride.errors import DataError, OptionError
+from unstride.errors import DataError, InputError, OptionError
 from unstride.geometry.states import State
 from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
@@ -72,10 +72,14 @@ def test_the_exact_interval():
     low, high = clopper_pearson(8, 10, 0.05)
     assert (low, high) == pytest.approx((0.4439, 0.9748), abs=1e-4)  # the textbook's
     assert clopper_pearson(0, 10, 0.05) == (0.0, pytest.approx(0.3085, abs=1e-4))
+    assert clopper_pearson(60, 4700, 0.025) == pytest.approx((0.00937527, 0.01694914), abs=1e-7)  # many, far tails
     proof = certify(30, 5, 1000)
     assert proof.better and proof.gain == 0.025 and "at least" in str(proof)
     assert not certify(5, 5, 1000).better and "at most" in str(certify(5, 5, 1000))
     assert in_sequence([proof, certify(5, 5, 1000), proof]) == 1
+    plain = certify(0, 0, 1000)  # nothing is claimed, so nothing fails
+    assert in_sequence([plain, proof, proof]) == 3
+    assert in_sequence([plain, certify(5, 5, 1000), proof]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -120,5 +124,5 @@ def test_bad_questions():
     with pytest.raises(DataError, match="too few"):
         unstride.tune("sample", "sample", pool="small", limit=8, paper=False)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    with pytest.raises(DataError, match="labels"):
+    with pytest.raises(InputError, match="labels"):
         unstride.tune(model, [torch.randn(4, 3, 16, 16)])

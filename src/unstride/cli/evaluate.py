@@ -151,21 +151,18 @@ def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
 def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
+    from unstride.proof.measures import PERCENT
+
     first = rows[0]
-    shown: dict[str, str] = (
-        {"top1": "top-1", "top5": "top-5", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
-        if first.task == "classification"
-        else {"miou": "mIoU", "dice": "Dice", "aacc": "aAcc", "macc": "mAcc"}
-    )
-    shown = {key: name for key, name in shown.items() if key in first.metrics}  # rows of older runs have no Dice
-    percent = {"top1", "top5", "miou", "dice", "aacc", "macc"}
+    shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
+    scale = 100 if first.measure.percent else 1
     several = any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
     heads = [*(["views"] if several else []), "budget", *shown.values(), "gain", "+", "-", "MACs", "time", "verdict"]
     for head in heads:
         table.add_column(head, justify="left" if head == "verdict" else "right", no_wrap=True)
     for row in rows:
-        values = [f"{row.metrics[k] * 100:.2f}" if k in percent else f"{row.metrics[k]:.4f}" for k in shown]
+        values = [f"{row.metrics[k] * 100:.2f}" if k in PERCENT else f"{row.metrics[k]:.4f}" for k in shown]
         g = row.gain
         table.add_row(
             *([str(row.views)] if several else []),
@@ -173,7 +170,7 @@ def _table(rows: list["Row"]) -> Any:
             *values,
             ""
             if row.plain
-            else f"{g['gain'] * 100:+.2f} [{g['low'] * 100:+.2f}, {g['high'] * 100:+.2f}]".replace("[", r"\["),
+            else f"{g['gain'] * scale:+.2f} [{g['low'] * scale:+.2f}, {g['high'] * scale:+.2f}]".replace("[", r"\["),
             "" if row.plain else f"{g['corrected']:,}",
             "" if row.plain else f"{g['corrupted']:,}",
             f"{row.macs:.2f}x",

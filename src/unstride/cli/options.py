@@ -23,7 +23,11 @@ AnyWeights = Annotated[
     str | None, typer.Option(help="default (pretrained), random, or a file; what is here, where none are named.")
 ]
 Task = Annotated[
-    str | None, typer.Option(help="classification or segmentation; by default what the data or the model is for.")
+    str | None,
+    typer.Option(
+        help="classification, multilabel, segmentation, multilabel-segmentation, regression, dense (or depth), "
+        "embedding or features; by default what the data or the model is for."
+    ),
 ]
 ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and width; by default the model's own.")]
 
@@ -31,7 +35,8 @@ ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and
 Data = Annotated[
     str,
     typer.Option(
-        help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k or masks, "
+        help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, masks, depth, labels "
+        "or values, "
         "each as KIND:PATH; or sample, sample-segmentation."
     ),
 ]

@@ -59,7 +59,7 @@ def predict(
 
     With --plot out.png, several pictures become out-NAME.png each.
 
-    Exit code 3: some pictures could not be read; they are named, the others are done (under torchrun 0, too).
+    Exit code 3: some pictures could not be read or run; they are named, the others are done (under torchrun 0, too).
     """
     from unstride import models, show
 
@@ -80,7 +80,7 @@ def predict(
     answers: list[dict[str, Any]] = []
     options = {"task": task, "preprocess": loaded.preprocess, **asked.options()}
     recipe = ""
-    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names):
+    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names, failed):
         answers.append(answer)
         recipe = str(better.recipe)
         if not as_json:
@@ -92,7 +92,7 @@ def predict(
     if failed:
         for why in failed.values():
             typer.echo(f"unstride: {why}", err=True)
-        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read", err=True)
+        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read or run", err=True)
         raise typer.Exit(PARTLY if answers else 1)
 
 
@@ -110,13 +110,18 @@ def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, An
 
 
 def _task(task: str | None, loaded: "Loaded") -> str:
-    from unstride.errors import OptionError
-    from unstride.procedure.tasks import TASKS
+    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+    import warnings
 
-    task = task or loaded.task or "classification"
-    if task not in TASKS:
-        raise OptionError(f"--task {task}: wanted one of {', '.join(TASKS)}")
-    return task
+    from unstride.errors import TaskAssumed
+    from unstride.models.tasks import task_of
+    from unstride.models.weights import place
+
+    found = task_of(task or loaded.task, loaded.model, loaded.example().to(*place(loaded.model)))
+    if found.assumed:
+        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=2)
+    assert found.task is not None
+    return found.task
 
 
 def _answers(
@@ -125,25 +130,19 @@ def _answers(
     options: dict[str, Any],
     top: int,
     names: "_Names",
+    failed: dict[str, str],
 ) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
     """An answer for each image, with its picture where one is wanted."""
-    import torch
-
     from unstride.errors import OptionError
-    from unstride.models.weights import place
+    from unstride.procedure.meaning import TASKS
     from unstride.show.answers import answer_of
     from unstride.show.style import save
-    from unstride.views.canvas import Pictures
-    from unstride.views.policies import IDENTITY
     from unstride.views.volumes import Volume
 
-    better: Enhanced | None = None
-    for batch in _batches(opened, 1 if options["task"] == "segmentation" else TOGETHER):
-        x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
-        better = better or _enhanced(loaded.model, x[:1], options)
-        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
-        seen = Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x
-        for (name, image, tensor), prediction in zip(batch, better.explain(seen), strict=True):
+    ready: Enhanced | None = None
+    for batch in _batches(opened, 1 if TASKS[options["task"]].maps else TOGETHER):
+        for (name, image, tensor), better, prediction in _explained(loaded, options, ready, batch, failed):
+            ready = better
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
                 if isinstance(image, Volume):
@@ -155,13 +154,37 @@ def _answers(
             yield better, answer
 
 
-def _enhanced(model: Any, example: "Tensor", options: dict[str, Any]) -> "Enhanced":
-    """Made ready for such pictures; one that was enhanced before keeps what it was asked for."""
-    from unstride.enhanced import Enhanced, enhance
+def _explained(
+    loaded: "Loaded", options: dict[str, Any], better: "Enhanced | None", batch: list[Any], failed: dict[str, str]
+) -> Iterator[tuple[Any, "Enhanced", "Prediction"]]:
+    """Each image of a batch, the enhanced model and its prediction; one that the model cannot take goes to `failed`."""
+    import torch
 
-    if not isinstance(model, Enhanced):
-        return enhance(model, example, **options)
-    return model.with_options(**{k: v for k, v in options.items() if k != "task"})
+    from unstride.errors import InputError, ModelRaised
+    from unstride.models.weights import place
+    from unstride.proof.loop import prepared
+    from unstride.views.canvas import Pictures
+    from unstride.views.policies import IDENTITY
+    from unstride.views.volumes import Volume
+
+    x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
+    asked = {name: value for name, value in options.items() if name != "task"}
+    try:
+        better = better or prepared(loaded.model, x[:1], options["task"], asked)
+        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
+        found = better.explain(Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x)
+    except (InputError, ModelRaised) as error:
+        if len(batch) > 1:
+            for one in batch:
+                yield from _explained(loaded, options, better, [one], failed)
+        else:
+            failed[batch[0][0]] = f"{batch[0][0]}: {error}"
+        return
+    for item, prediction in zip(batch, found, strict=True):
+        if prediction.problem is None:
+            yield item, better, prediction
+        else:
+            failed[item[0]] = f"{item[0]}: {prediction.problem}"
 
 
 def _picture(
@@ -174,9 +197,14 @@ def _picture(
     loaded: "Loaded",
 ) -> Any:
     from unstride import show
+    from unstride.errors import OptionError
     from unstride.show.answers import headline
 
     title = f"{path.name}: {headline(answer)}"
+    if better.task in ("dense", "features"):
+        return show.plot_map(show.seen(loaded.preprocess, image), prediction, title)
+    if better.task not in ("classification", "segmentation"):
+        raise OptionError(f"--plot shows classes and maps; this is {better.task}")
     if better.task == "segmentation":
         return show.plot_segmentation(show.seen(loaded.preprocess, image), prediction, loaded.classes, title)
     rates = better.prepare(tensor[None]).found.space.rates
@@ -254,11 +282,21 @@ def _show(answer: dict[str, Any], states: bool) -> None:
         print_table(console, _states_table(answer))
     console.print(
         f"  {len(answer['states'])} {_looks(answer)}, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
-        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f} nats, stopped: {answer['stopped']}"
+        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f}{_unit(answer)}, stopped: {answer['stopped']}"
     )
     if "plot" in answer:
         console.print(f"  picture: {escape(answer['plot'])}")
     console.print()
+
+
+def _unit(answer: dict[str, Any]) -> str:
+    """Of the spread: classes have a mutual information, numbers a deviation in their own unit."""
+    return "" if "value" in answer["enhanced"][0] else " nats"
+
+
+def _of(entry: dict[str, Any]) -> str:
+    """The number beside a name, as it is read."""
+    return f"{entry['value']:.4g}" if "value" in entry else f"{entry.get('share', entry.get('probability')):.1%}"
 
 
 def _looks(answer: dict[str, Any]) -> str:
@@ -270,7 +308,6 @@ def _classes_table(answer: dict[str, Any]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    value = "share" if "changed" in answer else "probability"
     table = Table(box=None, padding=(0, 2, 0, 2))
     for name, justify in (("plain", "left"), ("", "right"), ("enhanced", "left"), ("", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -278,7 +315,7 @@ def _classes_table(answer: dict[str, Any]) -> Any:
         row: list[str] = []
         for side in ("plain", "enhanced"):
             entry = answer[side][k] if k < len(answer[side]) else None
-            row += ["", ""] if entry is None else [escape(entry["name"]), f"{entry[value]:.1%}"]
+            row += ["", ""] if entry is None else [escape(entry["name"]), _of(entry)]
         table.add_row(*row)
     return table
 
@@ -299,5 +336,5 @@ def _states_table(answer: dict[str, Any]) -> Any:
     for s in answer["states"]:
         text = "(" + " ".join("0" if not any(x) else ",".join(map(str, x)) for x in s["state"]) + ")"
         cells = [*([escape(s["view"])] if views else []), text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
-        table.add_row(*cells, *([escape(s["name"]), f"{s['probability']:.1%}"] if own else []))
+        table.add_row(*cells, *([escape(s["name"]), _of(s)] if own else []))
     return table

@@ -64,11 +64,12 @@ class Asked:
 
     def enhanced(self, loaded: Loaded, example: Tensor | None = None, **more: Any) -> Enhanced:
         """The model with the recipe; one that was made for another model or other preprocessing is refused."""
-        from unstride.enhanced import enhance
+        from unstride.proof.loop import prepared
 
-        task = loaded.task or "classification"
+        task = loaded.task or "auto"
         x = loaded.example() if example is None else example
-        return enhance(loaded.model, x, **{"task": task, "preprocess": loaded.preprocess, **self.options(), **more})
+        asked = {"preprocess": loaded.preprocess, **self.options(), **more}
+        return prepared(loaded.model, x, asked.pop("task", task), asked)
 
 
 def takes_recipe(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -24,7 +24,7 @@ def studio(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
     host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
 ) -> None:
-    """Open a page: pick a model and a photograph, move the budget, watch the search and the answer."""
+    """Open a page: pick a model, a recipe and a photograph, watch the looks, the gates, the answer and its cost."""
     from unstride.studio import Studio, make_server
     from unstride.studio.server import is_loopback
 

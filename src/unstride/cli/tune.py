@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Weights
+from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
 
 
@@ -13,8 +14,10 @@ def register(app: typer.Typer) -> None:
     app.command()(tune)
 
 
+@takes_recipe()
 def tune(
     spec: Spec,
+    asked: Asked,
     data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH or sample.")] = None,
     pictures: Annotated[
         list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
@@ -37,9 +40,14 @@ def tune(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone."""
+    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone.
+
+    With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
+    """
     if (data is None) == (not pictures):
         raise typer.BadParameter("give --data with labels, or --pictures without")
+    if pictures and asked:
+        raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
     from unstride import models
     from unstride.jobs.outputs import check_file
 
@@ -60,7 +68,7 @@ def tune(
     assert data is not None
     tuned = find(
         loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, window=window,
-        cache_dir=cache, seed=seed, progress=True,
+        cache_dir=cache, seed=seed, progress=True, **asked.options(),
     )  # fmt: skip
     made = {}
     if out is not None:

@@ -1,16 +1,24 @@
-"""(images, labels) of a data set, batch after batch, as often as somebody asks: what a fit reads."""
+"""(images, labels) in batches: of a data set, as a fit reads it; and a loader's batches, image by image."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unstride.data import Dataset
-from unstride.errors import DataError
+from unstride.errors import DataError, InputError
+from unstride.graph.capture import check_images
+from unstride.jobs.fingerprint import digest
 from unstride.views.images import Preprocess
+
+_KEPT = 8  # batches: readers that run ahead of each other are never so far apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +66,91 @@ class Batches:
         if not found:
             first = next(iter(self.errors.values()), "it is empty")
             raise DataError(f"{self.data.name}: none of {len(self._indices())} images can be read; the first: {first}")
+
+
+def unpacked(batch: Any, what: str) -> tuple[Any, Tensor]:
+    """Images and labels of a loader's batch: (images, labels, ...), or a dict with pixel_values and labels."""
+    pair: list[Any]
+    if isinstance(batch, Mapping):
+        pair = [batch.get(name) for name in ("pixel_values", "labels")]
+    else:
+        pair = list(batch[:2]) if isinstance(batch, list | tuple) else []
+    try:
+        images, labels = pair[0], torch.as_tensor(pair[1])
+        count = len(images)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels) or a dict with pixel_values "
+            "and labels"
+        ) from error
+    if labels.ndim == 0 or len(labels) != count or labels.is_floating_point():
+        raise InputError(
+            f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted an integer each, or a mask"
+        )
+    return images, labels
+
+
+def reusable(loader: Any, what: str) -> None:
+    """A loader is read more than once, so an iterator will not do."""
+    if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Tensor | Mapping):
+        raise InputError(f"{what}: got {type(loader).__name__}, wanted batches (images, labels), e.g. a DataLoader")
+    if iter(loader) is loader:
+        raise InputError(f"{what}: an iterator can be read once only; pass a DataLoader or a list of batches")
+
+
+class FromBatches:
+    """`FromBatches(loader)`: batches of prepared, labelled images as a data set, image by image.
+
+    The loader is gone through once to know what it holds and again to use it, in the same order each time; only its
+    last few batches are kept.
+    """
+
+    name, preprocess, classes = "batches", None, ()
+    legend = "labels are taken for the model's class numbers"
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        reusable(loader, "data")
+        self.loader = loader
+        self.ends: list[int] = []  # images up to and with each batch
+        self._digest = hashlib.sha256()
+        self.task = "classification"
+        for images, labels in self._batches():
+            self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
+            self.task = "segmentation" if labels.ndim == 3 else "classification"
+            self._digest.update(repr((images.shape, images.dtype)).encode())
+            self._digest.update(digest({"images": images, "labels": labels}).encode())
+        if not self.ends or not self.ends[-1]:
+            raise DataError("data: the batches hold no image")
+        self._lock = threading.Lock()  # readers ahead of the network ask from several threads
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._rest = enumerate(self._batches())
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.loader:
+            images, labels = unpacked(batch, "data")
+            yield check_images(images, "data"), labels
+
+    def serving(self, task: str | None) -> FromBatches:
+        """For another task that its labels say enough for: of one class, an embedding can be judged."""
+        if (self.task, task) == ("classification", "embedding"):
+            self.task = "embedding"
+        return self
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def tensors(self, index: int) -> tuple[Tensor, int | Tensor]:
+        """(C, H, W), and a class or a mask (H, W)."""
+        number = bisect_right(self.ends, index)
+        with self._lock:
+            if number not in self._kept and min(self._kept, default=0) > number:
+                self._kept, self._rest = {}, enumerate(self._batches())  # it was left behind: begin again
+            while number not in self._kept:
+                at, batch = next(self._rest)
+                self._kept = {k: v for k, v in self._kept.items() if k > at - _KEPT} | {at: batch}
+            images, labels = self._kept[number]
+        row = index - (self.ends[number - 1] if number else 0)
+        return images[row], int(labels[row]) if labels.ndim == 1 else labels[row]
+
+    def fingerprint(self) -> str:
+        return self._digest.hexdigest()[:16]

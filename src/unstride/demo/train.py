@@ -44,7 +44,7 @@ from unstride.sample.nets import Classifier, Segmenter
 from unstride.sample.scenes import compose_scenes
 
 SEED = 1
-TEST_IMAGES = 2500  # the first of the official test set
+TEST_IMAGES = 5000  # the first of the official test set
 TEST_SCENES, TEST_SCENE_SEED = 240, 7  # composed from the whole official test set
 TRAIN_SCENES, TRAIN_SCENE_SEED = 16000, 1  # composed from the training images
 STEPS = ("samples", "classification", "segmentation", "aggregation")
@@ -63,13 +63,13 @@ def compose_test_scenes(data: FashionMNIST) -> tuple[Bytes, Bytes]:
     return compose_scenes(data.test_images, data.test_labels, TEST_SCENES, TEST_SCENE_SEED)
 
 
-def train_classification(data: FashionMNIST, out: Path, epochs: int = 14) -> None:
-    """Flips and shifts of up to one original pixel; nothing stronger, so that it stays an ordinary network."""
+def train_classification(data: FashionMNIST, out: Path, epochs: int = 12) -> None:
+    """Mirrored or not, and moved by up to an eighth of the frame: what everybody does for pictures of this size."""
     rng = _seeded()
     model = Classifier()
 
     def batch(chosen: Labels) -> tuple[Tensor, Tensor]:
-        images = _flip_and_shift(preprocess_classification(data.train_images[chosen]), rng, reach=2)
+        images = _flip_and_shift(preprocess_classification(data.train_images[chosen]), rng, reach=8)
         return images, torch.from_numpy(data.train_labels[chosen])
 
     def held_out() -> float:

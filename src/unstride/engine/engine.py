@@ -145,6 +145,12 @@ class Engine:
             bound = min(bound, 2 * count * self.plain_bytes)
         return max(1, bound // (stored + self.plain_bytes), (bound - self.chunk_bytes) // max(1, stored))
 
+    def parts(self, requests: list[Request]) -> list[list[Request]]:
+        """Requests whose results are to be alive together: where memory is bounded, no more than a quarter of it."""
+        one = sum(tensor_bytes(self.found.trace.shapes[tap], self.graph.dtype) for tap in self.taps)
+        count = max(1, self.max_bytes // 4 // max(1, one))
+        return [requests[i : i + count] for i in range(0, len(requests), count)]
+
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""
         return self.moved[level].macs

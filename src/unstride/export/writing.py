@@ -58,6 +58,8 @@ def export(better: Enhanced, example: Tensor, path: str | Path) -> list[Path]:
 
 def _refuse(better: Enhanced) -> None:
     recipe = better.recipe
+    if better.task not in ("classification", "segmentation"):
+        raise OptionError(f"export writes classification and segmentation so far; this is {better.task}")
     if recipe.searches and recipe.states is None:
         raise OptionError(
             "this recipe searches: which states are looked at depends on each picture, so there is no one graph. Give "

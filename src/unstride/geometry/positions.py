@@ -15,6 +15,7 @@ from torch.fx import Node
 
 NAN = float("nan")
 EPS = 1e-3
+SMALL = 1 << 14  # elements that need not be folded
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,7 @@ class Trace:
 
 def settle(*coords: Tensor) -> Pos | None:
     """`settle(y, x)`: an axis on which nothing varies has no position; a value without any axis has none at all."""
+    coords = tuple(map(folded, coords))
     vary = [varies(t) for t in coords]
     if not any(vary):
         return None
@@ -127,6 +129,18 @@ def core(t: Tensor) -> Tensor:
         if t.stride(d) == 0 and t.shape[d] > 1:
             t = t.narrow(d, 0, 1)
     return t
+
+
+def folded(t: Tensor) -> Tensor:
+    """The same coordinates, of which one is kept along each dimension where they repeat: they are kept for every op."""
+    shape, t = t.shape, core(t)
+    if t.numel() < SMALL:
+        return t.expand(shape)
+    for d in range(t.ndim):
+        first = t.narrow(d, 0, 1)
+        if t.shape[d] > 1 and bool(((t == first) | (t.isnan() & first.isnan())).all()):
+            t = first
+    return t.clone().expand(shape)
 
 
 def changes(t: Tensor, dim: int) -> bool:

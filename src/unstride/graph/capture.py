@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,13 +132,12 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
         example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels
         # Export would specialise batch 1, so it sees two rows; they differ so that nothing folds into a constant.
         pair = torch.cat([example, example.flip(-1) + 0.01])
-        triple = torch.cat([pair, example * 0.5])
         before = Snapshot(net)
-        with calling(triple):
-            expected = net(triple.clone())
+        with calling(pair):
+            expected = net(pair.clone())
         own = frozenset(before.changes())
         graph = _graph(_export(net, pair), pair, own)
-        _verify(graph, triple, expected)
+        _verify(graph, pair, expected)
     return graph
 
 
@@ -157,6 +156,7 @@ def calling(images: Tensor) -> Iterator[None]:
 
 
 _CAPTURING = threading.RLock()  # export changes torch itself while it traces, and what is below is everybody's
+_EXPORTERS: list[int] = []  # the thread that holds it
 
 
 class _Hush:
@@ -194,9 +194,25 @@ def _quiet() -> Iterator[None]:
             handler.removeFilter(hush.filter)
 
 
+def exporting() -> bool:
+    """Whether this very call is being exported. Torch's own flag is one for all threads, and captures export, too."""
+    mine = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
+    return mine and torch.compiler.is_exporting()  # a capture may have ended between the two questions
+
+
+@contextlib.contextmanager
+def _exporter() -> Iterator[None]:
+    """Known as the thread that exports."""
+    _EXPORTERS.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _EXPORTERS.pop()
+
+
 def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _CAPTURING, _quiet():
+    with _CAPTURING, _quiet(), _exporter():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
             return functional(program)
@@ -279,47 +295,49 @@ def run_nodes(graph: Graph, images: Tensor, only: Container[Node] | None = None)
                 env.pop(source, None)
 
 
-def _verify(graph: Graph, images: Tensor, expected: Any) -> None:
-    """The graph must give what the model gave, for other batch sizes than the one it was captured with."""
+def _verify(graph: Graph, pair: Tensor, expected: Any) -> None:
+    """The graph must give what the model gave for two images, and the same for one of them alone."""
     wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor)]
-    total = images.shape[0]
     # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
-    for count, slack in ((total, 1), (1, 50)):
-        found = graph.outputs(images[:count])
+    for count, slack in ((2, 1), (1, 50)):
+        found = graph.outputs(pair[:count])
         for n, reference in zip(graph.leaf_nodes, wanted, strict=True):
-            value = found[n]
+            pairs = [(found[n], reference)] if count == 2 else []
             if n in graph.from_image:
-                reference = _first_rows(reference, value, count, total)
-            elif count != total:
-                continue
-            difference = gap(value, reference)
-            if not difference <= slack * tolerance(reference.dtype):
-                raise CaptureError(_why(value, reference, difference, count == total))
+                pairs = list(zip(_rows(found[n], count), _rows(reference, 2), strict=False))
+            for value, other in pairs:  # one by one: maps may be large
+                difference = gap(value, other)
+                if not difference <= slack * tolerance(other.dtype):
+                    raise CaptureError(_why(value, other, difference, count == 2))
 
 
-def _first_rows(reference: Tensor, value: Tensor, count: int, total: int) -> Tensor:
-    """Of an output for `total` images, the part of the first `count`, which `value` is."""
-    if reference.ndim == 0:
+def _rows(output: Tensor, count: int) -> Sequence[Tensor]:
+    """An output of `count` images, image by image."""
+    if output.ndim == 0:
         raise CaptureError(
             "an output is a single number made from all images of a batch: every output must have a row for each "
             "image. Return it for each image, or wrap the model so that it is left out."
         )
-    rows = reference.shape[0] * count // total
-    if value.shape != (rows, *reference.shape[1:]):
+    if output.shape[0] == 0 or output.shape[0] % count:
         raise CaptureError(
-            f"an output has shape {tuple(reference.shape)} for {total} images and "
-            f"{tuple(value.shape)} for {count}: the first dimension of every output must be the batch"
+            f"an output has shape {tuple(output.shape)} for {count} images: the first dimension of every output must "
+            "be the batch"
         )
-    return reference[:rows]
+    return output.chunk(count)
 
 
-def _why(value: Tensor, reference: Tensor, difference: float, all_images: bool) -> str:
+def _why(value: Tensor, reference: Tensor, difference: float, together: bool) -> str:
+    if value.shape != reference.shape:
+        return (
+            f"an output has shape {tuple(value.shape)} for an image alone and {tuple(reference.shape)} in a batch: the "
+            "first dimension of every output must be the batch"
+        )
     if not (value.isfinite() == reference.isfinite()).all():
         return (
             f"the model's output overflows {reference.dtype} on the example, and not always at the same places: it "
             "cannot be compared there. Pass a real image as the example, prepared as the model expects it."
         )
-    what = "the graph differs from the model" if all_images else "an image alone and in a batch differ"
+    what = "the graph differs from the model" if together else "an image alone and in a batch differ"
     return f"{what} by {difference:.1e} (relative): the model is not a deterministic function of each image alone"
 
 
@@ -329,13 +347,10 @@ def gap(value: Tensor, reference: Tensor) -> float:
         return float("inf")
     if reference.numel() == 0 or not reference.is_floating_point():
         return 0.0 if torch.equal(value, reference) else float("inf")
-    value, reference = value.reshape(-1), reference.reshape(-1)
-    seen = value.isfinite() | reference.isfinite()
-    value, reference = value[seen], reference[seen]
-    if len(value) == 0:
-        return 0.0
-    scale = reference.where(reference.isfinite(), 0.0).abs().amax().clamp(min=1e-6)
-    return float(((value - reference) / scale).abs().amax())
+    known = reference.isfinite()
+    scale = float(reference.abs().masked_fill_(~known, 0.0).amax())
+    difference = (value - reference).abs_().masked_fill_(~(known | value.isfinite()), 0.0)
+    return float(difference.amax()) / max(scale, 1e-6)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -7,7 +7,8 @@ a sum per column, at the speed of memory. A changed attribute is found by going 
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import is_
+from itertools import chain
+from operator import is_, methodcaller
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ _REGISTERS = ("_parameters", "_buffers", "_modules")  # what they hold is known 
 _IDLE = {"training", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_state_dict_hooks"}
 _IDLE |= {"_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 _IDLE |= {"_non_persistent_buffers_set", "_forward_hooks_always_called"}  # nothing that a forward pass depends on
+_VALUES = methodcaller("values")
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 
 
@@ -65,22 +67,44 @@ class _Class:
 
 
 class _Contents:
-    """Tensors by name, and what was in them. Lists side by side: there are many, and most are short."""
+    """Tensors by name, and what was in them. Asked all at once, kind by kind: there are many, and most are short."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.paths, self.tensors = list(tensors), list(tensors.values())
         self.memory = [_memory(t) for t in self.tensors]  # their bytes, as they are now
-        self.were = self._now()
+        self.located = [t for t in self.tensors if _pointer(t) is not None]
+        self.counted = [t for t in self.tensors if not t.is_inference()]
+        parts = [m for memory in self.memory for m in memory]
+        self.short = [m for m in parts if isinstance(m, np.ndarray) and m.ndim == 1]
+        self.long = [m for m in parts if m.ndim == 2]
+        self.each, self.were = list(map(_told, self.tensors, self.memory)), self._now()
 
     def _now(self) -> list[list[Any]]:
-        places = [list(map(ask, self.tensors)) for ask in (_pointer, _version, Tensor.size)]
-        return [*places, [_sums(m) for m in self.memory]]
+        places = [list(map(Tensor.data_ptr, self.located)), [t._version for t in self.counted]]
+        shapes, bytes_ = list(map(Tensor.size, self.tensors)), list(map(np.ndarray.tobytes, self.short))
+        return [*places, shapes, bytes_, list(map(_sum, self.long))]
 
     def changes(self) -> Iterator[str]:
-        now = self._now()
-        if now != self.were:
-            pairs = zip(self.paths, zip(*now, strict=True), zip(*self.were, strict=True), strict=True)
-            yield from (path for path, new, old in pairs if new != old)
+        if self._now() != self.were:
+            now = map(_told, self.tensors, self.memory)
+            yield from (path for path, new, old in zip(self.paths, now, self.each, strict=True) if new != old)
+
+
+class _Registers:
+    """The dicts among what is held, in which the very same objects lie nearly always: all of them in one go."""
+
+    def __init__(self, held: list[_Held]) -> None:
+        self.held = held
+        self.things = [part.thing for part in held]
+        self.sizes = list(map(len, self.things))
+        self.keys = [key for part in held for key in part.keys]
+        self.values = [value for part in held for value in part.values]
+
+    def changes(self) -> Iterator[str]:
+        same = list(map(len, self.things)) == self.sizes
+        same = same and all(map(is_, chain.from_iterable(map(_VALUES, self.things)), self.values))
+        if not (same and all(map(is_, chain.from_iterable(self.things), self.keys))):
+            yield from (path for part in self.held if not part.same() for path in part.changes())
 
 
 class Snapshot:
@@ -99,6 +123,8 @@ class Snapshot:
         self._look("global hooks", torch.nn.modules.module._global_forward_hooks)
         self._look("global hooks", torch.nn.modules.module._global_forward_pre_hooks)
         self._things = [part.thing for part in self.empty]
+        self._registers = _Registers([part for part in self.held if part.keys])
+        self._lists = [part for part in self.held if not part.keys]
         self._contents = _Contents(self.tensors)
 
     def changes(self) -> Iterator[str]:
@@ -106,7 +132,8 @@ class Snapshot:
         yield from (part.path or "model" for part in self.classes if not part.same())
         if any(self._things):
             yield from (path for part in self.empty for path in part.changes())
-        yield from (path for part in self.held if not part.same() for path in part.changes())
+        yield from self._registers.changes()
+        yield from (path for part in self._lists if not part.same() for path in part.changes())
         yield from self._contents.changes()
 
     def changed(self, besides: Iterable[str] = ()) -> str | None:
@@ -172,11 +199,16 @@ def _alike(was: Any, now: Any) -> bool:
     return was is now or (isinstance(was, _PLAIN) and type(was) is type(now) and was == now)
 
 
-def _pointer(t: Tensor) -> int:
+def _told(t: Tensor, memory: list[Any]) -> tuple[Any, ...]:
+    """Of one tensor all that must stay as it is."""
+    return _pointer(t), _version(t), t.size(), [_sum(m) if m.ndim == 2 else m.tobytes() for m in memory]
+
+
+def _pointer(t: Tensor) -> int | None:
     try:
         return t.data_ptr()
     except RuntimeError:  # no memory of its own: sparse, or a subclass
-        return id(t)
+        return None
 
 
 def _version(t: Tensor) -> int:
@@ -203,10 +235,6 @@ def _memory(t: Tensor) -> list[Any]:
     return [memory[:whole].view(np.int64).reshape(-1, COLUMNS), memory[whole:]] if whole else [memory]
 
 
-def _sums(memory: list[Any]) -> list[Any]:
-    """Long arrays as sums over their columns, short ones as they are."""
-    return [_sum(m) if m.ndim == 2 else m.tobytes() for m in memory]
-
-
 def _sum(m: Any) -> Any:
+    """A long array as the sums of its columns."""
     return np.add.reduce(m, axis=0).tobytes() if isinstance(m, np.ndarray) else m.sum(0).tolist()

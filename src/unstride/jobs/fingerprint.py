@@ -2,9 +2,12 @@
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from unstride.errors import ArtefactError
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -21,3 +24,12 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def fingerprint(model: nn.Module) -> str:
     """`fingerprint(model)`: the sha256 of its parameters and buffers (the tensors of its state dict)."""
     return digest({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
+
+
+def check_model(path: str | Path | None, made_for: object, model: nn.Module) -> None:
+    """Refuse a file that was made for another network: `made_for` is the fingerprint in it."""
+    if made_for != (mine := fingerprint(model)):
+        raise ArtefactError(
+            f"{path} was made for a model with fingerprint {str(made_for)[:12]}, this has {mine[:12]}. "
+            "Give the model, with the weights, that it was made for, or make the file again."
+        )

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unstride.data.batches import reusable
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.jobs.distributed import World, world
-from unstride.learning.pools import batches, reusable
+from unstride.learning.pools import batches
 from unstride.learning.report import FitReport
 from unstride.learning.sources import Job, Source
 from unstride.learning.training import Schedule, Training

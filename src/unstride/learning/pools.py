@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
+from unstride.data.batches import unpacked
 from unstride.engine.engine import Request
 from unstride.errors import ArtefactError, DataError, InputError
 from unstride.geometry.states import State
@@ -156,15 +157,10 @@ def batches(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, list[int
     """(images, labels) of a loader, checked."""
     some = False
     for batch in loader:
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise InputError(f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels)")
-        images, labels = batch
+        images, labels = unpacked(batch, what)
         check_images(images, f"{what} images")
-        labels = torch.as_tensor(labels)
-        if labels.shape != (len(images),) or labels.is_floating_point():
-            raise InputError(
-                f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {len(images)} images; wanted an integer each"
-            )
+        if labels.ndim != 1:
+            raise InputError(f"{what}: labels {tuple(labels.shape)}, wanted an integer for each image")
         some = True
         yield images, [int(y) for y in labels]
     if not some:
@@ -175,13 +171,6 @@ def check_labels(labels: Iterable[int], classes: int) -> None:
     wrong = [y for y in labels if not 0 <= y < classes]
     if wrong:
         raise DataError(f"label {wrong[0]} for a model of {classes} classes (0 to {classes - 1})")
-
-
-def reusable(loader: Iterable[Any], what: str) -> None:
-    if not hasattr(loader, "__iter__"):
-        raise InputError(f"{what}: got {type(loader).__name__}, wanted batches (images, labels), e.g. a DataLoader")
-    if iter(loader) is loader:
-        raise InputError(f"{what}: an iterator can be read once only; pass a DataLoader or a list of batches")
 
 
 @dataclass(eq=False)

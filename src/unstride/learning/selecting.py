@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unstride.data.batches import reusable
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.jobs.fingerprint import fingerprint
 from unstride.jobs.progress import progress
-from unstride.learning.pools import Store, batches, check_labels, draw_pools, finish, image_key, reusable
+from unstride.learning.pools import Store, batches, check_labels, draw_pools, finish, image_key
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed

@@ -14,6 +14,8 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import SpecError, UnstrideWarning
+from unstride.models.tasks import told_task
+from unstride.procedure.meaning import TASKS
 from unstride.views.images import Preprocess
 
 _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
@@ -212,12 +214,14 @@ class _Transformers:
 
         self.segmenters = modeling_auto.MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES
         self.classifiers = modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+        self.depths = modeling_auto.MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES
         self.bare, _, self.backbone = name.partition(":")
         self.stored = Path(name).is_dir() or "/" in name
-        if not self.stored and self.bare not in self.segmenters and self.bare not in self.classifiers:
+        known = {**self.segmenters, **self.classifiers, **self.depths}
+        if not self.stored and self.bare not in known:
             raise SpecError(
                 f"hf:{name} is no folder, no id such as nvidia/segformer-b0-finetuned-ade-512-512, and no vision model "
-                f"of transformers{close_to(self.bare, [*self.segmenters, *self.classifiers])}"
+                f"of transformers{close_to(self.bare, known)}"
             )
 
     def build(self, classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
@@ -244,13 +248,13 @@ class _Transformers:
         if self.stored and (kind == "default" or (Path(self.name) / "preprocessor_config.json").is_file()):
             made = self.hf.AutoImageProcessor.from_pretrained(self.name, trust_remote_code=False)
             return from_transformers(made.to_dict())
-        if self.task(model) == "segmentation":
+        if TASKS[self.task(model)].maps:
             return Preprocess(resize=None, crop=None)
         size = _side(getattr(model.config, "image_size", 224))
         return Preprocess(resize=size, crop=size)
 
     def task(self, model: Any) -> str:
-        return "segmentation" if type(model).__name__ in self.segmenters.values() else "classification"
+        return told_task(model) or "classification"
 
     def classes(self, model: Any) -> tuple[str, ...]:
         names = tuple(model.config.id2label[i] for i in sorted(model.config.id2label))
@@ -270,6 +274,10 @@ class _Transformers:
 
     def _auto(self, config: Any) -> Any:
         hf = self.hf
+        told = " ".join(config.architectures or ())
+        only = {*self.depths} - {*self.segmenters} - {*self.classifiers}
+        if "DepthEstimation" in told if told else config.model_type in only:
+            return hf.AutoModelForDepthEstimation
         return hf.AutoModelForSemanticSegmentation if self._segments(config) else hf.AutoModelForImageClassification
 
 

@@ -37,6 +37,8 @@ class Guess:
 
 def task_of(asked: Any, model: nn.Module, example: Tensor, recipe_says: bool = False) -> Guess:
     """What the user says, then what a recipe of its own was made for (None), then what can be found out."""
+    if getattr(model, "is_enhanced", False) and asked in (None, "auto"):
+        return Guess(str(model.task))
     check_kind(model)
     if asked not in (None, "auto"):
         return Guess(task_named(asked).name)
@@ -139,8 +141,9 @@ def _tv(model: Any) -> str | None:
 def check_kind(model: nn.Module) -> None:
     """One sentence on models whose answers are not of a kind that looks can be merged in, and what to do instead."""
     where, name = type(model).__module__, type(model).__name__
-    if where.startswith("torchvision.models.detection") or "ForObjectDetection" in name or "ForInstanceSegment" in name:
-        attribute = "model.backbone" if where.startswith("torchvision") else "its backbone"
+    boxes = where.startswith("torchvision.models.detection") and "backbone" not in where
+    if boxes or "ForObjectDetection" in name or "ForInstanceSegment" in name:
+        attribute = "model.backbone" if boxes else "its backbone"
         raise CaptureError(
             f"{name} is a detector: the boxes of several looks cannot be averaged. Enhance its backbone instead, "
             f"{attribute} = unstride.enhance({attribute}, example, task='features')"

@@ -17,10 +17,11 @@ from torch import Tensor
 from unstride.jobs.outputs import write_whole
 from unstride.predicting.reading import Ready
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.prediction import Prediction, at_size
-from unstride.show.answers import answer_of, class_map
+from unstride.show.answers import answer_of, changed, class_map
 from unstride.show.segmentation import palette
-from unstride.views.volumes import volume_bytes, volume_stem
+from unstride.views.volumes import volume_bytes
 
 DIGITS = 6
 Row = dict[str, Any]
@@ -28,46 +29,72 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """`classes` are the `top` ones, the likeliest first; in segmentation those with the largest share of the pixels."""
+    """`classes` are the `top` ones, the likeliest first; in segmentation those with the largest share of the pixels.
+
+    Where there are none, `values` are the `top` numbers of the answer, or `map` is a file of them.
+    """
 
     task: str
     top: int
 
     @property
+    def meaning(self) -> Task:
+        return TASKS[self.task]
+
+    @property
     def value(self) -> str:
-        return "share" if self.task == "segmentation" else "probability"
+        return "share" if self.meaning.maps else "probability"
+
+    @property
+    def file(self) -> str | None:
+        """The column that names the file of a picture's map."""
+        return None if not self.meaning.maps else "mask" if self.task == "segmentation" else "map"
 
     @property
     def many(self) -> dict[str, type]:
         """Columns with as many values as there are classes shown."""
+        if not self.meaning.classes:
+            return {} if self.meaning.maps else {"values": float, "plain_values": float}
         return {"classes": int, "names": str, "shares" if self.value == "share" else "probabilities": float}
 
     @property
     def single(self) -> dict[str, type]:
-        segments = self.task == "segmentation"
         plain: dict[str, type] = {"plain_class": int, "plain_name": str, f"plain_{self.value}": float}
+        if not self.meaning.classes:
+            plain = dict.fromkeys(("mean", "least", "most"), float) if self.meaning.maps else {}
         used: dict[str, type] = {"looks": int, "cost": float, "agreement": float, "spread": float, "stopped": str}
-        mask: dict[str, type] = {"mask": str} if segments else {}
-        return {**plain, "changed": float if segments else bool, **used, **mask, "error": str}
+        file: dict[str, type] = {self.file: str} if self.file else {}
+        flips = bool if self.task == "classification" else float
+        return {**plain, "changed": flips, **used, **file, "error": str}
 
     def row(self, name: str, p: Prediction, classes: tuple[str, ...], mask: str | None = None) -> Row:
         told = answer_of(p, classes, self.top)
-        best, plain = told["enhanced"], told["plain"][0]
+        different = changed(p)
         values: Row = {
-            "classes": [one["class"] for one in best],
-            "names": [one["name"] for one in best],
-            list(self.many)[2]: [round(one[self.value], DIGITS) for one in best],
-            "plain_class": plain["class"],
-            "plain_name": plain["name"],
-            f"plain_{self.value}": round(plain[self.value], DIGITS),
-            "changed": round(told["changed"], DIGITS) if mask else plain["class"] != best[0]["class"],
+            **self._answer(told),
+            "changed": different > 0 if self.task == "classification" else round(different, DIGITS),
             "looks": len(p.states),
             **{key: round(told[key], DIGITS) for key in ("cost", "agreement", "spread")},
             "stopped": p.stopped,
-            "mask": mask,
+            self.file or "": mask,
             "error": None,
         }
         return {"picture": name} | {key: values[key] for key in (*self.many, *self.single)}
+
+    def _answer(self, told: Mapping[str, Any]) -> Row:
+        best, plain = told["enhanced"], told["plain"]
+        if self.meaning.classes:
+            return {
+                "classes": [one["class"] for one in best],
+                "names": [one["name"] for one in best],
+                list(self.many)[2]: [round(one[self.value], DIGITS) for one in best],
+                "plain_class": plain[0]["class"],
+                "plain_name": plain[0]["name"],
+                f"plain_{self.value}": round(plain[0][self.value], DIGITS),
+            }
+        if self.meaning.maps:
+            return {one["name"]: one["value"] for one in best}
+        return {"values": [one["value"] for one in best], "plain_values": [one["value"] for one in plain]}
 
     def error(self, name: str, why: str) -> Row:
         """A picture without an answer, in the same columns."""
@@ -83,17 +110,39 @@ class Columns:
 
     @property
     def flat_names(self) -> list[str]:
-        of_one = ["class", "name", self.value]
+        of_one = ["class", "name", self.value] if self.meaning.classes else ["value", "plain_value"]
+        of_one = of_one[: len(self.many)]
         return ["picture", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
 
 
 def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:
-    """A segmentation's answers over the picture's own pixels."""
+    """A map's answers over the picture's own pixels; features stay on their grid."""
+    if p.task == "features":
+        return p
 
     def over(logits: Tensor) -> Tensor:
-        return at_size(two_class(logits[None]).float(), size)[0]
+        bare = logits.ndim == len(size)  # one number at each pixel
+        laid = (logits[None, None] if bare else logits[None]).float()
+        laid = at_size(two_class(laid) if p.task == "segmentation" else laid, size)[0]
+        return laid[0] if bare else laid
 
     return replace(p, logits=over(p.logits), plain=over(p.plain))
+
+
+def write_map(folder: Path, ready: Ready, p: Prediction) -> str:
+    """Numbers, features or yes and no of each label as .npy; its name below `folder`."""
+    found = (p.logits > 0).cpu() if p.meaning.classes else p.logits.float().cpu()
+    stream = io.BytesIO()
+    np.save(stream, found.numpy())
+    return _written(folder, ready, stream.getvalue(), "npy")
+
+
+def _written(folder: Path, ready: Ready, content: bytes, suffix: str) -> str:
+    stem = re.sub(r"[^\w.-]+", "-", Path(ready.name).stem)[-80:]
+    name = f"{ready.part:06d}/{ready.index:09d}-{stem}.{suffix}"
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / name, content)
+    return name
 
 
 def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]) -> str:
@@ -101,12 +150,9 @@ def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]
     the volume does; its name below `folder`.
     """
     seen, count = class_map(p.logits), max(2, p.logits.shape[0])
-    stem = Path(ready.name).stem if ready.frame is None else volume_stem(Path(ready.name))
-    stem = re.sub(r"[^\w.-]+", "-", stem)[-80:]
-    name = f"{ready.part:06d}/{ready.index:09d}-{stem}{'.png' if ready.frame is None else '.nii.gz'}"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / name, _png(seen, count, classes) if ready.frame is None else volume_bytes(seen, ready.frame))
-    return name
+    name = "png" if ready.frame is None else "nii.gz"
+    content = _png(seen, count, classes) if ready.frame is None else volume_bytes(seen, ready.frame)
+    return _written(folder, ready, content, name)
 
 
 def _png(seen: NDArray[np.int64], count: int, classes: Sequence[str]) -> bytes:

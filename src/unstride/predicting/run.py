@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unstride.enhanced import Enhanced, enhance
+from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError, UnstrideError
 from unstride.jobs import locks, outputs, strict
 from unstride.jobs.distributed import World, world
@@ -33,18 +34,21 @@ from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
 from unstride.predicting.parts import PART, Parts, check_out, write_table
 from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
-from unstride.predicting.rows import Columns, Row, over_picture, write_mask
+from unstride.predicting.rows import Columns, Row, over_picture, write_map, write_mask
+from unstride.procedure.meaning import task_named
 from unstride.procedure.prediction import Prediction
+from unstride.proof.loop import prepared
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.views.canvas import Pictures
 from unstride.views.policies import IDENTITY
 
-BATCH = {"classification": 32, "segmentation": 1}
+BATCH = 32  # pictures at once; of maps, which are large and of many sizes, one
 _PLANS = 8  # captures kept: pictures of many sizes would otherwise fill the memory with them
 _TRIED = 32  # pictures, to find one that can be read
 
@@ -90,7 +94,9 @@ class Job:
 
     @property
     def masks(self) -> Path | None:
-        return self.out.with_name(self.out.stem + ".masks") if self.better.task == "segmentation" else None
+        """Where the maps of the pictures go, masks or others, where there are any."""
+        file = self.columns.file
+        return None if file is None else self.out.with_name(f"{self.out.stem}.{file}s")
 
     @property
     def record(self) -> Path:
@@ -109,7 +115,8 @@ def predict(
     progress: bool = False,
     **options: Any,
 ) -> Predicted:
-    """A row for every picture in `out` (.jsonl, .csv or .parquet); for segmentation, a mask file for each as well.
+    """A row for every picture in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
+    depth and features as .npy. Vectors (an embedding, numbers) are in the row.
 
     inputs     picture or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
                shards of WebDataset, folders of a Hugging Face `save_to_disk`
@@ -160,21 +167,25 @@ def _job(
     if top < 1 or (batch is not None and batch < 1):
         raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
     loaded = load_model(model, weights) if isinstance(model, str) else model
-    task = task or loaded.task or "classification"
-    loaded = loaded.for_task(task)
-    if task == "segmentation" and loaded.preprocess.crop is not None:
-        raise OptionError(
-            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole picture: use crop=None"
-        )
-    out = Path(os.path.realpath(out))  # what a link stands for, not the link
     given = (str(inputs),) if isinstance(inputs, str | Path) else tuple(map(str, inputs))
     if not given:
         raise OptionError("inputs: none given; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
     device, dtype = place(loaded.model)
+    found = task_of(task or loaded.task, loaded.model, _example(loaded, given).to(device, dtype))
+    meant = task_named(found.task)
+    loaded = loaded.for_task(meant.name)
+    if meant.maps and meant.name != "features" and loaded.preprocess.crop is not None:
+        raise OptionError(
+            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole picture: use crop=None"
+        )
+    out = Path(os.path.realpath(out))  # what a link stands for, not the link
     example = _example(loaded, given).to(device, dtype)
-    better = enhance(loaded.model, example, **{"preprocess": loaded.preprocess, **options, "task": task})
-    classes = len(loaded.classes) or top
-    return Job(loaded, better, given, out, Columns(task, min(top, classes)), batch or BATCH[task])
+    better = prepared(loaded.model, example, meant.name, {"preprocess": loaded.preprocess, **options})
+    better.assumed = found.assumed
+    shown = min(top, len(loaded.classes) or top)
+    if not meant.classes and not meant.maps:  # all numbers of the answer
+        shown = math.prod(better.plan.found.trace.shapes[better.plan.targets[0].leaf][1:])
+    return Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
 
 
 def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
@@ -200,6 +211,7 @@ def _about(job: Job, found: Survey) -> dict[str, Any]:
         "inputs": list(job.inputs),
         "listing": found.digest,
         "columns": asdict(job.columns),
+        "assumed": job.better.assumed,
         "device": place(job.loaded.model)[0].type,
         "versions": versions(),
     }
@@ -308,10 +320,14 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
 
 
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
+    if p.problem is not None:
+        return job.columns.error(ready.name, p.problem)
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
     p = over_picture(p, ready.size)
-    return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
+    if job.columns.file == "mask":
+        return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
+    return job.columns.row(ready.name, p, job.loaded.classes, write_map(job.masks, ready, p))
 
 
 # --------------------------------------------------------------------------------------------------------- the results

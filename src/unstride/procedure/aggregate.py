@@ -1,6 +1,7 @@
 """Many maps into one. Mean and entropy stream: memory does not grow with the budget; attention sees all states."""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from unstride.procedure.align import Offset, add_aligned, align, align_covered, 
 BORDERS = ("renormalise", "zeros")
 ALL = slice(None)
 LEAST = 1e-6  # of the weight of one state
+PIECE = 1 << 20  # elements of a map that are measured together
 
 
 def two_class(logits: Tensor, dim: int = 1) -> Tensor:
@@ -27,6 +29,14 @@ def entropy(logits: Tensor, dim: int = 1) -> Tensor:
     logp = logits.log_softmax(dim)
     finite = logp.clamp(min=torch.finfo(logp.dtype).min)  # 0 log 0 is 0, where a class is ruled out; NaN stays
     return -(logp.exp() * finite).sum(dim) / math.log(logits.shape[dim])
+
+
+def in_pieces(measure: Callable[[Tensor], Tensor], maps: Tensor) -> Tensor:
+    """`measure(maps)` (R, H, W) of maps (R, K, H, W), some lines at a time: what it needs on the way stays small."""
+    if maps.ndim < 3:
+        return measure(maps)
+    lines = max(1, PIECE * maps.shape[2] // max(1, maps.numel()))
+    return torch.cat([measure(part) for part in maps.split(lines, 2)], 1)
 
 
 def sure_weight(logits: Tensor, dim: int = 1) -> Tensor:
@@ -87,7 +97,7 @@ class WeightedMean:
             f = align_covered(f, offset)
         elif offset is not None:
             f = align(f, offset)
-        weight = sure_weight(f) * inside
+        weight = in_pieces(sure_weight, f) * inside
         self.add(images, f, weight, None)
         return weight
 
@@ -194,33 +204,53 @@ class Attended:
     def __post_init__(self) -> None:
         self.maps, self.pairs = [[] for _ in range(self.count)], [[] for _ in range(self.count)]
 
-    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None:
+    def add(self, images: slice | list[int], f: Tensor, weight: Tensor, offset: Offset | None) -> None:
         f = f.float()
         if offset is not None and f.ndim > 2:
             f = align_covered(f, offset) if self.border == "renormalise" else align(f, offset)
-        for i, own, pair in zip(range(self.count)[images], f, self.attention.project(f), strict=True):
+        for i, own, pair in zip(self._numbers(images), f, self.attention.project(f), strict=True):
             self.maps[i].append(own)
             self.pairs[i].append(pair)
 
-    def _received(self, image: int) -> Tensor:
-        q, k = torch.stack(self.pairs[image], 1)[:, None]
-        return _received(q, k)
+    def _numbers(self, images: slice | list[int]) -> Sequence[int]:
+        return range(self.count)[images] if isinstance(images, slice) else images
+
+    def _alike(self, images: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+        """Images with as many states as each other, which are computed together: their places, and themselves."""
+        counts = [len(self.pairs[i]) for i in images]
+        for count in dict.fromkeys(counts):
+            places = [k for k, own in enumerate(counts) if own == count]
+            yield places, [images[k] for k in places]
+
+    def _received(self, images: list[int]) -> Tensor:
+        """(N, S, ...) of images that have S states each."""
+        pairs = torch.stack([pair for i in images for pair in self.pairs[i]]).unflatten(0, (len(images), -1))
+        return _received(pairs[:, :, 0], pairs[:, :, 1])
 
     def value(self, images: slice | list[int] = ALL) -> Tensor:
-        chosen = range(self.count)[images] if isinstance(images, slice) else images
+        chosen = self._numbers(images)
         out = _filled(len(chosen), self.maps[chosen[0]][0][None], 0.0)
-        for i, total in zip(chosen, out, strict=True):
-            self._add_up(i, total)
+        for places, some in self._alike(chosen):
+            out[places] = self._merged(some)
         return out
 
-    def _add_up(self, image: int, total: Tensor) -> None:
-        maps, attended = self.maps[image], torch.zeros_like(total)
-        for f, got in zip(maps, self._received(image)[0], strict=True):  # one by one: no second copy of all maps
+    def _merged(self, images: list[int]) -> Tensor:
+        got = self._received(images)
+        count = got.shape[1]
+        total = _filled(len(images), self.maps[images[0]][0][None], 0.0)
+        attended = torch.zeros_like(total)
+        for s in range(count):  # one by one: no second copy of all maps
+            f = torch.stack([self.maps[i][s] for i in images]) if len(images) > 1 else self.maps[images[0]][s][None]
             total += f
-            attended.addcmul_(got, f)
-        if len(maps) > 1:  # budget 1 is the model, whatever was learned
-            total.div_(len(maps)).addcmul_(self.attention.out.view(-1, *[1] * (total.ndim - 1)), attended)
+            attended.addcmul_(got[:, s].unsqueeze(1), f)
+        if count > 1:  # budget 1 is the model, whatever was learned
+            total.div_(count).addcmul_(self.attention.out.view(-1, *[1] * (total.ndim - 2)), attended)
+        return total
 
-    def criteria(self, image: int) -> list[float]:
+    def criteria(self, images: list[int]) -> list[list[float]]:
+        """Of every state of each of these images, in order."""
+        found: dict[int, list[float]] = {}
         with torch.no_grad():
-            return _criterion(self._received(image))[0].tolist()
+            for places, some in self._alike(images):
+                found |= zip(places, _criterion(self._received(some)).tolist(), strict=True)
+        return [found[k] for k in range(len(images))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Batch:
         Further outputs than the main one are those that are merged as well: maps of numbers, features.
         """
         targets, task = self.plan.targets, self.plan.meaning
+        states = sorted(states, key=lambda s: not s.plain)  # the plain one is there already
         if task.maps and task.classes:
             if states:
                 size = plain.out_size(plain.plan.targets[0])
@@ -59,24 +61,24 @@ class Batch:
     def map(self, view: View, states: Sequence[State], rows: Sequence[int]) -> Tensor:
         """(rows, K, ...): the mean over the states, in the view's own coordinates."""
         tap = self.plan.targets[0].tap
-        found = [(state, values[tap]) for state, values in self._found(view, states, rows)]
-        return cropped(_mean_map(self.plan, found), self.crop)
+        found = ((state, values[tap]) for state, values in self._found(view, states, rows))
+        return cropped(_mean_map(self.plan, states, found), self.crop)
 
     def _found(
         self, view: View, states: Sequence[State], rows: Sequence[int]
-    ) -> list[tuple[State, dict[Node, Tensor]]]:
-        """What each state has at the taps."""
-        taps, zero, places = self.plan.engine.taps, self.plan.found.space.zero, self.places(view, rows)
-        rest = [s for s in states if s != zero]
-        found: list[tuple[State, dict[Node, Tensor]]] = []
-        if zero in states:
-            whole = {tap: self.run.plain[tap] for tap in taps}
-            found.append((zero, {t: v if len(places) == len(v) else v[places] for t, v in whole.items()}))
-        if rest:
-            values = self.run.add([(k, s) for s in rest for k in places])
-            parts = zip(*(v.tensor_split(len(rest)) for v in values), strict=True)
-            found += [(s, dict(zip(taps, part, strict=True))) for s, part in zip(rest, parts, strict=True)]
-        return found
+    ) -> Iterator[tuple[State, dict[Node, Tensor]]]:
+        """(state, what it has at the taps) one after the other, as many computed together as memory allows."""
+        engine, places = self.plan.engine, self.places(view, rows)
+        rest = [s for s in states if not s.plain]
+        if len(rest) < len(states):
+            whole = {tap: self.run.plain[tap] for tap in engine.taps}
+            yield self.plan.found.space.zero, {t: v if len(places) == len(v) else v[places] for t, v in whole.items()}
+        together = len(rest) if len(engine.parts([(k, s) for s in rest for k in places])) == 1 else 1
+        for i in range(0, len(rest), max(1, together)):
+            some = rest[i : i + together]
+            values = self.run.add([(k, s) for s in some for k in places])
+            parts = zip(*(v.tensor_split(len(some)) for v in values), strict=True)
+            yield from ((s, dict(zip(engine.taps, part, strict=True))) for s, part in zip(some, parts, strict=True))
 
     def _laid(self, view: View, state: State, value: Tensor, target: Target, plain: Batch) -> Tensor:
         """One state's map, moved to where the plain one lies; features stay the map that they are."""
@@ -111,13 +113,14 @@ class Batch:
             self.counted[place] = now
 
 
-def _mean_map(plan: Plan, found: list[tuple[State, Tensor]]) -> Tensor:
+def _mean_map(plan: Plan, states: Sequence[State], found: Iterator[tuple[State, Tensor]]) -> Tensor:
     """Maps of several states, aligned and averaged, through the network's own upsampling."""
     target = plan.targets[0]
-    if len(found) == 1 and not any(map(any, found[0][0].selections)):
-        return target.finish(found[0][1])
-    mean = WeightedMean(len(found[0][1]))
-    ones = torch.ones(len(found[0][1]), device=found[0][1].device)
-    for state, value in found:
-        mean.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
-    return target.finish(plan.unmap(mean.value(), found[0][1], target))
+    first, value = next(found)
+    if len(states) == 1 and first.plain:
+        return target.finish(value)
+    mean, like = WeightedMean(len(value)), torch.empty_like(value, device="meta")
+    for state, one in chain([(first, value)], found):
+        ones = torch.ones(len(one), device=one.device)
+        mean.add(slice(None), plan.maps(one, target), ones, plan.offset(state, target))
+    return target.finish(plan.unmap(mean.value(), like, target))

@@ -36,8 +36,7 @@ class Look:
     state: State
 
     def __str__(self) -> str:
-        still = not any(map(any, self.state.selections))
-        return str(self.view) if still else f"{self.view} in {self.state}"
+        return str(self.view) if self.state.plain else f"{self.view} in {self.state}"
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unstride.errors import OptionError
-from unstride.procedure.aggregate import agreement, entropy, top_class, two_class
+from unstride.procedure.aggregate import agreement, entropy, in_pieces, top_class, two_class
 from unstride.procedure.align import overlap
 from unstride.procedure.gates import MEASURES, sureness
 
@@ -62,8 +62,7 @@ class Task:
 
     def unsure(self, values: Tensor) -> Tensor:
         """What the search minimises, (B,): 0 is certain, 1 knows nothing."""
-        found = entropy(values)
-        return found.flatten(1).mean(1) if found.ndim > 1 else found
+        return in_pieces(entropy, values).flatten(1).mean(1) if values.ndim > 2 else entropy(values)
 
     def encode(self, output: Tensor, merge: str) -> Tensor:
         """An output as what is averaged over looks; `decode` is its way back."""

@@ -6,6 +6,7 @@ traced) is compared with the model at every use, see `unstride.graph.snapshot`.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -46,21 +47,27 @@ class Plans(dict[Key, Plan]):
         self._own: frozenset[str] = frozenset()  # names of what the model itself changes when it runs
         self._refused: dict[Key, ModelRaised] = {}
 
-    def of(self, images: Tensor) -> Plan:
-        """The plan for images of this size, dtype and device."""
+    def of(self, images: Tensor, fresh: bool = True) -> Plan:
+        """The plan for images of this size, dtype and device; `fresh`: of the model as it is now."""
         check_images(images, axes=wanted_axes(self.model))
         key = (*images.shape[1:], images.dtype, images.device)
-        self._refresh()
+        if fresh:
+            self._refresh()
         plan = self.get(key)
         if plan is None:
             with self.lock:
                 plan = self.get(key) or self._make(key, images)
         return plan
 
-    def fitted(self, images: Tensor) -> tuple[Tensor, Plan, Crop]:
+    def fitted(self, images: Tensor, fresh: bool = True) -> tuple[Tensor, Plan, Crop]:
         """Images and their plan; where the model does not take this size, padded, with the share that is theirs."""
-        plan, fitted, crop = self._sized(images, self.of)
+        plan, fitted, crop = self._sized(images, partial(self.of, fresh=fresh))
         return fitted, plan, crop
+
+    def once(self) -> Callable[[Tensor], tuple[Tensor, Plan, Crop]]:
+        """`fitted` for one call with many looks: whether the model was changed is asked now, and not for each look."""
+        self._refresh()
+        return partial(self.fitted, fresh=False)
 
     def plain(self, images: Tensor) -> Any:
         """What the model itself returns, in evaluation mode, whatever mode its modules are in."""

@@ -58,6 +58,13 @@ class Prediction:
         """MACs used, as a multiple of a plain forward."""
         return self.macs / self.plain_macs
 
+    @property
+    def problem(self) -> str | None:
+        """Why this is no answer that may be shown, or None."""
+        if bool(self.logits.isfinite().all()):
+            return None
+        return "the model's answer is not finite; half precision may have overflowed, try float32"
+
     def to_json(self) -> dict[str, Any]:
         if self.logits.ndim > 1:
             raise TypeError(f"only vectors have a JSON form; save the maps of {self.task} as arrays")

@@ -1,13 +1,13 @@
 """The procedure for a batch of images: search, align, aggregate. Images advance together; each has its own search."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from unstride.engine.engine import Request
+from unstride.engine.engine import Request, Run
 from unstride.engine.store import Key
 from unstride.errors import OptionError
 from unstride.geometry.states import State
@@ -19,6 +19,7 @@ from unstride.procedure.aggregate import (
     WeightedMean,
     agreement,
     entropy,
+    in_pieces,
     top_class,
     two_class,
 )
@@ -69,7 +70,7 @@ def run_procedure(
     zero = plan.found.space.zero
     sums = [_accumulator(plan, t, options, len(images)) for t in plan.targets]
     step = _Step(plan, options, runs, sums, frozenset(budgets), explain)
-    step.take([(i, zero) for i in range(len(runs))], [run.plain[t.tap] for t in plan.targets])
+    step.begin(run, [(i, zero) for i in range(len(runs))])
     if options.states is None:
         levels = [layer - 1 for layer in options.layers]
         run.keep(levels)
@@ -95,9 +96,13 @@ def run_procedure(
         if not requests:
             break
         ahead = _ahead(runs) if plan.engine.bounded and not last else []
-        values = dict(zip(plan.engine.taps, run.add(requests, () if last else levels, ahead), strict=True))
-        step.take(requests, [values[t.tap] for t in plan.targets])  # two outputs may come from one tap
-        del values  # not beside the next ones
+        parts = plan.engine.parts(requests)
+        for part in parts:
+            keep = () if last and part is parts[-1] else levels
+            values = dict(zip(plan.engine.taps, run.add(part, keep, ahead), strict=True))
+            step.take(part, [values[t.tap] for t in plan.targets])  # two outputs may come from one tap
+            del values  # not beside the next ones
+        step.end(requests)
     macs = [m + head_macs * len(r.scores) for m, r in zip(run.macs, runs, strict=True)]
     others = {i: run.plain[leaf] for i, leaf in enumerate(plan.graph.leaves) if leaf in run.plain}
     return Outcome(runs, macs, sums, others)
@@ -147,6 +152,13 @@ class _Step:
     budgets: frozenset[int]
     explain: bool
 
+    def begin(self, run: Run, requests: list[Request]) -> None:
+        """Every image in the plain state, which `run` has computed; what is not returned as it is need not stay."""
+        self.take(requests, [run.plain[t.tap] for t in self.plan.targets])
+        for tap in {t.tap for t in self.plan.targets}.difference(self.plan.engine.plain):
+            del run.plain[tap]
+        self.end(requests)
+
     def take(self, requests: list[Request], values: list[Tensor]) -> None:
         plan, options = self.plan, self.options
         lead = plan.targets[0]
@@ -158,13 +170,19 @@ class _Step:
         sure = (1.0 - confidence).clamp(min=LEAST) if options.aggregate == "entropy" else torch.ones_like(confidence)
         overall = confidence.tolist()
         maps = [plan.maps(v, t) for v, t in zip(values, plan.targets, strict=True)]
-        tops = None
-        if options.stop is not None:
-            tops = task.own(values[0] if per_pixel else logits)  # type: ignore[arg-type]
-        for state, images, rows in _together(requests):
+        told = options.stop is not None or self.explain
+        tops = task.own(values[0] if per_pixel else logits) if told else None  # type: ignore[arg-type]
+        scattered = all(isinstance(sums, Attended) for sums in self.sums)
+        groups: Iterable[tuple[State, slice | list[int], slice]]
+        groups = _by_rows(requests) if scattered else _together(requests)
+        for state, images, rows in groups:
             weights = sure[rows]
             for k, (target, sums) in enumerate(zip(plan.targets, self.sums, strict=True)):
                 offset = plan.offset(state, target) if options.align else None
+                if isinstance(sums, Attended):
+                    sums.add(images, maps[k][rows], weights, offset)
+                    continue
+                assert isinstance(images, slice)
                 if options.aggregate == "entropy" and per_pixel:
                     assert isinstance(sums, WeightedMean | Stitched)
                     given = sums.add_by_entropy(images, maps[k][rows], offset).flatten(1).mean(1)
@@ -172,7 +190,9 @@ class _Step:
                 else:
                     sums.add(images, maps[k][rows], weights, offset)
             each = range(len(requests))[rows]
-            for row, image, weight in zip(each, self.runs[images], weights.tolist(), strict=True):
+            numbers = range(len(self.runs))[images] if isinstance(images, slice) else images
+            for row, number, weight in zip(each, numbers, weights.tolist(), strict=True):
+                image = self.runs[number]
                 image.weights.append(weight)
                 image.scores.append(self._score(state, overall[row]))
                 if tops is not None:
@@ -180,13 +200,19 @@ class _Step:
                 if self.explain and logits is not None:
                     image.logits.append(logits[row])
                 if len(image.scores) in self.budgets:
-                    image.at[len(image.scores)] = self.sums[0].value([requests[row][0]])[0]
+                    image.at[len(image.scores)] = self.sums[0].value([number])[0]
+        self.like = torch.empty_like(values[0][:1], device="meta")
+
+    def end(self, requests: list[Request]) -> None:
+        """After all that was asked for together: scores that depend on the whole set, and whether to stop."""
         touched = list(dict.fromkeys(i for i, _ in requests))
-        if options.criterion == "learned":
-            for i in touched:
-                self.runs[i].scores = self.sums[0].criteria(i)  # type: ignore[attr-defined]
-        if options.stop is not None:
-            self._maybe_stop(touched, values[0])
+        if self.options.criterion == "learned":
+            lead = self.sums[0]
+            assert isinstance(lead, Attended)
+            for i, scores in zip(touched, lead.criteria(touched), strict=True):
+                self.runs[i].scores = scores
+        if self.options.stop is not None:
+            self._maybe_stop(touched)
 
     def _score(self, state: State, own: float) -> float:
         match self.options.criterion:
@@ -197,13 +223,13 @@ class _Step:
             case _:
                 return own
 
-    def _maybe_stop(self, touched: list[int], like: Tensor) -> None:
+    def _maybe_stop(self, touched: list[int]) -> None:
         assert self.options.stop is not None
         lead, sums = self.plan.targets[0], self.sums[0]
-        logits = two_class(finish(self.plan, lead, sums, sums.value(touched), like).float())
+        logits = two_class(finish(self.plan, lead, sums, sums.value(touched), self.like).float())
         p = logits.softmax(1)
         top2 = p.topk(2, 1).values.flatten(2).mean(2) if p.ndim > 2 else p.topk(2, 1).values
-        h = entropy(logits).flatten(1).mean(1) if p.ndim > 2 else entropy(logits)
+        h = in_pieces(entropy, logits).flatten(1).mean(1) if p.ndim > 2 else entropy(logits)
         classes = top_class(logits)
         for row, i in enumerate(touched):
             image = self.runs[i]
@@ -217,6 +243,15 @@ class _Step:
                 agreement=float(agreement(own, final).mean()),
             )
             image.stopped = self.options.stop.reason(now) or ""
+
+
+def _by_rows(requests: list[Request]) -> Iterator[tuple[State, list[int], slice]]:
+    """Neighbouring rows in one state, of any images: (state, images, rows)."""
+    start = 0
+    for end in range(1, len(requests) + 1):
+        if end == len(requests) or requests[end][1] != requests[start][1]:
+            yield requests[start][1], [i for i, _ in requests[start:end]], slice(start, end)
+            start = end
 
 
 def _together(requests: list[Request]) -> Iterator[tuple[State, slice, slice]]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unstride.graph.ops import op_name
-from unstride.procedure.aggregate import ALL, sure_weight
+from unstride.procedure.aggregate import ALL, in_pieces, sure_weight
 from unstride.procedure.align import Offset
 from unstride.procedure.tasks import Target
 
@@ -48,7 +48,7 @@ class Stitched:
 
     def add_by_entropy(self, images: slice, f: Tensor, offset: Offset | None) -> Tensor:
         """Add logit maps, pixel by pixel by how sure they are; returns these weights (R, h, w)."""
-        weight = sure_weight(f)
+        weight = in_pieces(sure_weight, f)
         self.add(images, f, weight, offset)
         return weight
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from unstride.engine.engine import UNBOUNDED, Engine
-from unstride.engine.segments import Segment, as_it_is
+from unstride.engine.movers import Batch
+from unstride.engine.segments import Segment, as_it_is, batch_of
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.grids import Grid, by
 from unstride.geometry.layers import Subsampling, feature_node
@@ -199,6 +200,8 @@ def _feature(graph: Graph, found: Subsampling, leaf: Node, prefix: bool = False)
         return None, None
     layers = set(range(1, len(found.layers) + 1))
     if not layers <= frozenset().union(*found.paths[node]):
+        return None, None
+    if batch_of(node) != Batch(0, 1):  # keys and values of a pooling attention, packed, have the images elsewhere
         return None, None
     return node, grid
 

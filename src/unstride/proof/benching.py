@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unstride.data.batches import reusable, unpacked
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
 from unstride.graph.capture import check_images
@@ -166,7 +167,7 @@ def peak_bytes(call: Call, device: torch.device | None = None) -> int:
 
 def bench(
     model: nn.Module,
-    example: Tensor,
+    example: Tensor | Iterable[Any],
     budgets: Sequence[int] | None = None,
     batches: Sequence[int] = (1, 8),
     *,
@@ -181,11 +182,15 @@ def bench(
     progress: bool = False,
     **options: Any,
 ) -> Bench:
-    """Measure `model` on noise of the example's size. `learned`: with attention, untrained: the cost is the same.
+    """Measure `model` on noise of the example's size, which batches of (images, labels) may give as well.
 
+    `learned`: with attention, untrained: the cost is the same.
     `recipe` and `options` are those of `enhance`. A recipe with stages of looks is measured after each stage, with all
     gates open. `seconds` bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
     """
+    if not isinstance(example, Tensor):
+        reusable(example, "example")
+        example = check_images(next((unpacked(batch, "example")[0] for batch in example), None), "example")
     check_images(example, "example")
     asked = (4, 10) if budgets is None else budgets
     for name, values in (("budgets", asked), ("batches", batches)):
@@ -206,7 +211,8 @@ def bench(
         repeats,
     )
     rows: list[BenchRow] = []
-    with show_progress("measuring, in plain forwards", pace.total, progress) as advance:
+    beside = range(1, len(policies.get(_POLICY[better.task])) + 1) if tta else ()
+    with show_progress("measuring, in plain forwards", pace.total(beside), progress) as advance:
         for batch, kept in pace.settings.items():
 
             def tick(name: str, batch: int = batch) -> None:
@@ -335,8 +341,8 @@ def _tta_calls(better: Enhanced, images: Tensor, budgets: Sequence[int]) -> dict
 
 def _tta(better: Enhanced, views: int, size: tuple[int, int]) -> TTA | None:
     """Flips and crops (segmentation: flips and scales) with so many views, or None where the policy has fewer."""
-    policy = policies.get(_POLICY[better.task])
-    if views > len(policy):
+    policy = policies.get(_POLICY[better.task]) if better.task in _POLICY else None
+    if policy is None or views > len(policy):
         return None
     crop = size if better.task == "classification" else None
     # Normalised noise is not in [0, 1]; with a wide normalisation it is, and views cost what they cost on photographs.

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from unstride.data import TASKS, Dataset, check_limit
 from unstride.data import load as load_data
+from unstride.data.batches import FromBatches
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.jobs.distributed import launched, world
@@ -53,11 +54,12 @@ from unstride.proof.work import Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA, methods
+from unstride.views.images import Preprocess
 
 
 def evaluate(
     model: str | Loaded | nn.Module,
-    data: str | Dataset,
+    data: str | Dataset | Iterable[Any],
     budgets: Sequence[int] | None = None,
     *,
     weights: str | Path = "default",
@@ -76,7 +78,8 @@ def evaluate(
     """One Row per budget, the plain network (budget 1) first; with `tta`, the same budgets again inside its views.
 
     model      a name (see unstride.models), what `unstride.models.load` returned, a module, or one from `enhance`
-    data       a name (see unstride.data), or a Dataset; a module of your own needs a Dataset
+    data       a name (see unstride.data), a Dataset, or batches of (images, labels) as the model takes them, such as
+               a DataLoader that does not shuffle; a module of your own needs one of the last two
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
@@ -97,17 +100,12 @@ def evaluate(
     asked_task = _asked_task(model, task)
     dataset = _dataset(model, data, limit, split, asked_task).serving(asked_task)
     by = measure_of(dataset.task)
+    if dataset.preprocess is None and (isinstance(tta, str) or report is not None):
+        raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     _check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets)
-    wide = None
-    if not isinstance(tta, str | TTA | None):
-        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
-    methods.get(tta_method)
-    if isinstance(tta, str):
-        tta, wide = make_tta(tta, tta_method, better, dataset.preprocess, seed)
-    if tta is not None and len(tta.used) < 2:
-        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
-    job = Job(Runner(better, asked, tta), dataset, wide, batch_size or by.batch, seed)
+    views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
+    job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
@@ -150,6 +148,22 @@ def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> Non
         check_folder(out, "out")
 
 
+def _views(
+    tta: str | TTA | None, method: str, better: Enhanced, preprocess: Preprocess | None, seed: int
+) -> tuple[TTA | None, Preprocess | None]:
+    """The augmentation that was asked for, and the preprocessing that leaves its crops their room."""
+    if not isinstance(tta, str | TTA | None):
+        raise OptionError(f"tta is {tta!r}; wanted flip, POLICY:VIEWS, the file of a fitted TTA, or a TTA")
+    methods.get(method)
+    wide = None
+    if isinstance(tta, str):
+        assert preprocess is not None
+        tta, wide = make_tta(tta, method, better, preprocess, seed)
+    if tta is not None and len(tta.used) < 2:
+        raise OptionError(f"tta: {tta.policy.name} with {len(tta.used)} view(s) in use; wanted at least 2")
+    return tta, wide
+
+
 def _asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
     """What the user says, otherwise what the model is known to be for; None leaves it to the data."""
     if task not in (None, "auto"):
@@ -161,15 +175,26 @@ def _asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
 
 
 def _dataset(
-    model: Loaded | nn.Module, data: str | Dataset, limit: int | None, split: str | None, asked: str | None
-) -> Dataset:
+    model: Loaded | nn.Module,
+    data: str | Dataset | Iterable[Any],
+    limit: int | None,
+    split: str | None,
+    asked: str | None,
+) -> Dataset | FromBatches:
     if isinstance(data, Dataset):
         if split is not None:
             raise OptionError("split: the data set is loaded already; choose the split where you load it")
         count = len(data) if limit is None else min(limit, len(data))
         return dataclasses.replace(data, chosen=[data.chosen[i * len(data) // count] for i in range(count)])
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
+        if limit is not None or split is not None:
+            raise OptionError("limit and split: they are of named data sets; give fewer batches, or others")
+        return FromBatches(data)
     if not isinstance(data, str):
-        raise OptionError(f"data is {type(data).__name__}; wanted a name such as folder:photos, or a Dataset")
+        raise OptionError(
+            f"data is {type(data).__name__}; wanted a name such as folder:photos, a Dataset, or batches of images and "
+            "labels"
+        )
     if not isinstance(model, Loaded):
         raise OptionError(
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
@@ -182,7 +207,7 @@ def _dataset(
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
-def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -> None:
+def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset | FromBatches) -> None:
     if task not in (None, "auto"):
         if task_named(task).name != dataset.task:
             raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
@@ -193,7 +218,11 @@ def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset) -
 
 
 def _enhanced(
-    model: Loaded | nn.Module, dataset: Dataset, options: Mapping[str, Any], seed: int, budgets: Sequence[int] | None
+    model: Loaded | nn.Module,
+    dataset: Dataset | FromBatches,
+    options: Mapping[str, Any],
+    seed: int,
+    budgets: Sequence[int] | None,
 ) -> Enhanced:
     """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
     module = model.model if isinstance(model, Loaded) else model
@@ -202,7 +231,8 @@ def _enhanced(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
     example = _first(dataset)[None].to(*place(module))
-    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **options})
+    usual = {} if isinstance(module, Enhanced) else {"recipe": "paper"}
+    better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if budgets is not None and better.recipe.name == "default":  # budgets ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.stages:
@@ -217,13 +247,15 @@ def _enhanced(
 def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str, Any]) -> Enhanced:
     """Made ready for images like the example, or as it is if it was enhanced before, with these options."""
     if not isinstance(module, Enhanced):
-        return enhance(module, example, task=task, **{"recipe": "paper", **options})
+        return enhance(module, example, task=task, **options)
+    if module.task != task:
+        raise OptionError(f"the model was enhanced for {module.task}, but is asked for {task}")
     better = module.with_options(**options)
     better.fitted(example)
     return better
 
 
-def _first(dataset: Dataset) -> Tensor:
+def _first(dataset: Dataset | FromBatches) -> Tensor:
     problem = ""
     for i in range(len(dataset)):
         try:
@@ -259,7 +291,7 @@ def _about(job: Job) -> dict[str, Any]:
         "model": fingerprint(better.model)[:16],
         "architecture": hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(better.model)).encode()).hexdigest()[:16],
         "data_fingerprint": job.dataset.fingerprint(),
-        "preprocess": job.dataset.preprocess.to_json(),
+        "preprocess": {} if job.dataset.preprocess is None else job.dataset.preprocess.to_json(),
         "device": device.type,
         "versions": versions(),
     }

@@ -6,7 +6,7 @@ pace.settings, pace.rounds, pace.left_out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 LEAST = 0.2  # seconds that a call is repeated for
@@ -26,11 +26,10 @@ class Pace:
         """What a measured call counts for in the progress: plain forwards of one image."""
         return max(1, round(max(LEAST, _call(self.plain, batch, budget)) / self.plain))
 
-    @property
-    def total(self) -> int:
-        """Of all calls that will be measured; each budget's, and TTA's beside it, come after a plain one."""
+    def total(self, twice: Container[int]) -> int:
+        """Of all calls that will be measured, each after a plain one; `twice`: budgets that have TTA beside them."""
         found = [(n, b) for n, budgets in self.settings.items() for b in budgets]
-        return 2 * self.rounds * sum(self.weight(n, b) + self.weight(n, 1) for n, b in found)
+        return self.rounds * sum((1 + (b in twice)) * (self.weight(n, b) + self.weight(n, 1)) for n, b in found)
 
 
 def paced(settings: Mapping[int, Sequence[int]], plain: float, seconds: float | None, repeats: int) -> Pace:

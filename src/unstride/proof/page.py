@@ -55,7 +55,7 @@ def write_report(path: Path, rows: Sequence[Row], whole: Shard, job: Job) -> Non
     """The page of one run; the images that changed are read and run once more. Where it cannot be written, that is a
     warning and not an error: the rows are there, and worth more than their page.
     """
-    first, legend = rows[0], job.dataset.legend
+    first, legend = rows[0], job.pictures.legend
     name = measure(first)
     unit = "points of" if first.measure.percent else "saved"
     about = (
@@ -184,8 +184,8 @@ def _flips(whole: Shard, which: int) -> Array:
 def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
     """Logits of one image: plain, and of a setting."""
     device, dtype = place(job.better.model)
-    image, _ = job.dataset[index].read()
-    x = job.dataset.preprocess(image)[None].to(device, dtype)
+    image, _ = job.pictures[index].read()
+    x = job.pictures.preprocess(image)[None].to(device, dtype)
     wide = None if job.wide is None else job.wide(image)[None].to(device, dtype)
     with torch.no_grad():
         found = job.runner(x, wide)
@@ -194,16 +194,16 @@ def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
 
 
 def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
-    image, label = job.dataset[index].read()
+    image, label = job.pictures[index].read()
     assert isinstance(label, int) and not isinstance(image, Volume)  # only masks come with volumes
     image.thumbnail((SIDE, SIDE))
     seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
-    truth, was, now = (class_name(job.dataset.classes, k) for k in (label, *seen))
+    truth, was, now = (class_name(job.pictures.classes, k) for k in (label, *seen))
     return Thumbnail(image, f"{truth}: {was} → {now}", mark)
 
 
 def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thumbnail:
-    item = job.dataset[index]
+    item = job.pictures[index]
     image, truth = item.read()
     assert isinstance(truth, Tensor)
     logits = _answers(job, index, which)
@@ -214,4 +214,4 @@ def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thum
         middle = image.size[-1] // 2
         image, maps = image.slice(middle), [one[..., middle] for one in maps]
     count = max(2, logits[0].shape[0])
-    return Thumbnail(strip(image, maps, job.dataset.classes, count), f"{item.id}: {gained:+,} pixels right", mark)
+    return Thumbnail(strip(image, maps, job.pictures.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.data import Dataset
+from unstride.data.batches import FromBatches
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, UnstrideError
 from unstride.jobs import outputs
@@ -38,7 +39,7 @@ _READERS = 4
 @dataclass(frozen=True, eq=False)
 class Job:
     runner: Runner
-    dataset: Dataset
+    dataset: Dataset | FromBatches
     wide: Preprocess | None
     batch_size: int
     seed: int
@@ -46,6 +47,12 @@ class Job:
     @property
     def better(self) -> Enhanced:
         return self.runner.better
+
+    @property
+    def pictures(self) -> Dataset:
+        """The data set with its pictures; batches have none, and nobody asks them."""
+        assert isinstance(self.dataset, Dataset)
+        return self.dataset
 
     @property
     def task(self) -> str:
@@ -133,13 +140,18 @@ def _batches(job: Job, part: range, errors: dict[int, str]) -> Iterator[list[_Im
 def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
     """Images in order, decoded a little ahead by a few threads."""
 
+    data = job.dataset
+
     def one(index: int) -> _Image | str:
-        item = job.dataset[index]
+        if isinstance(data, FromBatches):
+            x, target = data.tensors(index)
+            return _Image(index, f"image {index}", x, None, target)
+        item = data[index]
         try:
-            picture, target = item.read()
+            picture, truth = item.read()
             wide = None if job.wide is None else job.wide(picture)
             kept = picture if job.better.recipe.stages and isinstance(picture, Image.Image) else None
-            return _Image(index, item.id, job.dataset.preprocess(picture), wide, target, kept)
+            return _Image(index, item.id, data.preprocess(picture), wide, truth, kept)
         except (DataError, OSError) as error:
             return f"{item.id}: {error}"
 
@@ -162,7 +174,9 @@ def _stacked(job: Job, batch: Sequence[_Image]) -> tuple[Tensor, Tensor | None]:
 
 def _pictures(job: Job, batch: Sequence[_Image], like: Tensor) -> Pictures | None:
     images = [image.picture for image in batch if image.picture is not None]
-    return Pictures(images, job.dataset.preprocess, like) if len(images) == len(batch) else None
+    if isinstance(job.dataset, FromBatches) or len(images) < len(batch):
+        return None
+    return Pictures(images, job.dataset.preprocess, like)
 
 
 def _scored(job: Job, batch: list[_Image], errors: dict[int, str]) -> list[tuple[int, dict[str, Array]]]:

@@ -18,7 +18,7 @@ from torch import nn
 from unstride.errors import ArtefactError, OptionError, UnstrideError
 from unstride.jobs import strict
 from unstride.jobs.artefacts import write_file
-from unstride.jobs.fingerprint import fingerprint
+from unstride.jobs.fingerprint import check_model, fingerprint
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
 from unstride.recipe.recipe import Recipe
@@ -43,11 +43,8 @@ class Written:
 
     def check(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
         """Refuse another network, or pictures that are prepared in another way."""
-        if self.model is not None and self.model != (mine := fingerprint(model)):
-            raise ArtefactError(
-                f"{self.path} was made for a model with fingerprint {self.model[:12]}, this has {mine[:12]}. "
-                "Give the model, with the weights, that it was made for, or tune again."
-            )
+        if self.model is not None:
+            check_model(self.path, self.model, model)
         if preprocess is not None and self.preprocess is not None and preprocess != self.preprocess:
             old = self.preprocess
             names = [f.name for f in fields(old) if getattr(preprocess, f.name) != getattr(old, f.name)]

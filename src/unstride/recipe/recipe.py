@@ -247,5 +247,6 @@ def _listed(wanted: str) -> str:
 
 
 def field_table() -> list[tuple[str, str, str]]:
-    """(name, default, what it is) of every field, for help and docs."""
-    return [(f.name, repr(f.default), str(f.metadata["doc"])) for f in fields(Recipe)]
+    """(name, default of a classifier, what it is) of every field, for help and docs."""
+    usual = Recipe()
+    return [(f.name, repr(getattr(usual, f.name)), str(f.metadata["doc"])) for f in fields(Recipe)]

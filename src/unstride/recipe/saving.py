@@ -10,7 +10,7 @@ from torch import nn
 from unstride.errors import ArtefactError, OptionError
 from unstride.graph.capture import wanted_axes
 from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
-from unstride.jobs.fingerprint import fingerprint
+from unstride.jobs.fingerprint import check_model, fingerprint
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.plans import check_run
 from unstride.procedure.tasks import Plan
@@ -53,11 +53,7 @@ def write_saved(path: str | Path, model: nn.Module, kept: Saved, plan: Plan | No
 def read_saved(path: str | Path, model: nn.Module, preprocess: Preprocess | None = None) -> Saved:
     """From a file, checked: whole, ours, for this network, and with this preprocessing where one is given."""
     tensors, meta = read_artefact(path, KIND)
-    if meta.get("model") != (mine := fingerprint(model)):
-        raise ArtefactError(
-            f"{path} was saved for a model with fingerprint {str(meta.get('model'))[:12]}, this has {mine[:12]}. "
-            "Give the model, with the weights, that it was fitted with, or fit again."
-        )
+    check_model(path, meta.get("model"), model)
     try:
         recipe = from_data(meta["recipe"]) if "recipe" in meta else _first_version(meta)
         channels, stored = meta["channels"], meta["preprocess"]

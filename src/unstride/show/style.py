@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from unstride.errors import NotWritten, OptionError
 from unstride.jobs.outputs import check_file, write_whole
@@ -70,7 +71,11 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
 
 def seen(preprocess: Preprocess, image: Image.Image) -> Image.Image:
     """The part of an image that the network sees, at the size it sees it."""
-    pixels = preprocess.pixels(image)
+    return as_picture(preprocess, preprocess.pixels(image))
+
+
+def as_picture(preprocess: Preprocess, pixels: Tensor) -> Image.Image:
+    """Pixels (C, H, W) in 0..1, in the order of channels that the network takes."""
     pixels = pixels.flip(0) if preprocess.channels == "BGR" else pixels
     values = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
     return Image.fromarray(values[..., 0] if values.shape[2] == 1 else values).convert("RGB")

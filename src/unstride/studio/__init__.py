@@ -1,11 +1,12 @@
-"""A local page to look inside: pick a model and a photograph, move the budget, watch the search and the answer.
+"""A local page to look inside: pick a model, a recipe and a photograph, watch the looks, the gates and the answer.
 
     studio = Studio("timm:resnet18", weights="default")
     with make_server(studio, "127.0.0.1", 7860) as server:
         server.serve_forever()
 
 Data goes one way here, too: `choices` says what can be picked, `looking` turns one image into plain data for every
-budget, `room` does that once and remembers it, `server` hands it to the page.
+budget (`stages`: for every look and gate), `tuner` finds a recipe on the sample, `room` does it all once and remembers
+it, `server` hands it to the page.
 """
 
 from unstride.studio.room import Studio

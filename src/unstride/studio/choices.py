@@ -1,24 +1,41 @@
-"""What can be picked on the page: models that work here without a download, and pictures to try them on."""
+"""What can be picked on the page: models that work here without a download, recipes, and pictures to try them on."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from unstride import models, sample
 from unstride.demo.photographs import PHOTOS, inside
 from unstride.models import Loaded
+from unstride.procedure.gates import Stage
+from unstride.recipe import Recipe
 from unstride.views.images import open_image
 
 # Of the embedded sample, to look at and not to measure with: those that leave the network undecided show a search. Some
 # are corrected, some corrupted, some stay as they are; the last is an easy one.
 GARMENTS = (192, 860, 1055, 32, 2425, 1942, 1123, 1029, 1825, 0)
 SCENES = 10
+
+GIVEN, TUNED = "given", "tuned"
+RECIPES = {
+    "default": "default: what unstride does by itself",
+    "plain": "plain: the network as it came",
+    "flip": "flip: the mirror image, too",
+    "multiscale-flip": "multiscale-flip: larger and smaller, mirrored",
+    "paper": "paper: the search, state by state",
+}
+
+# A class, what is seen and the names of classes that say so, or the classes (H, W) of a segmentation.
+Truth = int | tuple[str, tuple[str, ...]] | NDArray[np.uint8] | None
 
 
 @dataclass(frozen=True)
@@ -32,10 +49,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture on offer."""
+    """A picture on offer, and what it is where that is known."""
 
     title: str
     image: Image.Image
+    truth: Truth = None
 
 
 def offered(given: Loaded | None = None) -> list[Choice]:
@@ -57,12 +75,30 @@ def samples_for(spec: str) -> list[Sample]:
     """Pictures of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
     if spec == "sample":
         images, labels = sample.classification_sample()
-        return [Sample(f"{sample.CLASSES[int(labels[k])]} ({k + 1})", Image.fromarray(images[k])) for k in GARMENTS]
+        known = [(k, int(labels[k])) for k in GARMENTS]
+        return [Sample(f"{sample.CLASSES[c]} ({k + 1})", Image.fromarray(images[k]), c) for k, c in known]
     if spec == "sample-segmentation":
-        scenes, _ = sample.segmentation_sample(SCENES)
-        return [Sample(f"scene {k + 1}", Image.fromarray(scene)) for k, scene in enumerate(scenes)]
-    found = [(path, credit) for package, name, credit in PHOTOS if (path := inside(package, name)) is not None]
-    return [Sample(f"{path.stem} ({credit})", open_image(path)) for path, credit in found] or samples_for("sample")
+        scenes, masks = sample.segmentation_sample(SCENES)
+        return [Sample(f"scene {k + 1}", Image.fromarray(scenes[k]), masks[k]) for k in range(len(scenes))]
+    found = [(path, photo) for photo in PHOTOS if (path := inside(photo.package, photo.file)) is not None]
+    if not found:  # garments, which another network has other names for
+        return [replace(garment, truth=None) for garment in samples_for("sample")]
+    return [
+        Sample(f"{photo.truth} ({photo.credit})", open_image(path), (photo.truth, photo.classes))
+        for path, photo in found
+    ]
+
+
+def named(options: dict[str, Any]) -> str:
+    """What the recipe that the studio was started with is called: of a file, not the folder it is in."""
+    asked = options.get("recipe", "paper")
+    name = asked.name if isinstance(asked, Recipe) else Path(asked).name
+    return ", ".join([f"given: {name}", *(f"{k} {v}" for k, v in options.items() if k != "recipe")])
+
+
+def laid_out(recipe: Recipe) -> Recipe:
+    """A recipe that can be told look by look: the plain network is one look. The paper's search stays a search."""
+    return recipe if recipe.stages or recipe.searches else recipe.changed(stages=(Stage(),))
 
 
 def _embedded(name: str) -> bool:

@@ -1,6 +1,7 @@
 """One image, looked at: everything the page shows, for every budget at once, as plain data.
 
 look(loaded, better, image)["enhanced"][9]  # probabilities with 10 states
+look(loaded, better, image)["story"]        # stage by stage, where the recipe has stages
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from unstride.show.html import as_png
 from unstride.show.segmentation import palette
 from unstride.show.style import COLOURS, seen
 from unstride.show.tree import rows
+from unstride.studio.choices import Truth
 from unstride.studio.disagreement import Disagreement, evidence
-from unstride.studio.stages import look_by_look
+from unstride.studio.stages import look_by_look, seen_by
 from unstride.views.canvas import Pictures
 from unstride.views.policies import IDENTITY
 
@@ -47,24 +49,33 @@ def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
     return {**report.to_json(), "searched": list(searched)}
 
 
-def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]:
-    """All budgets at once, or all looks of a recipe with stages, one after the other."""
+def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = None) -> dict[str, Any]:
+    """All budgets at once, or all looks of a recipe with stages, one after the other; beside the truth, if known."""
     segmenting = better.task == "segmentation"
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
     x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
+    source = Pictures([image], loaded.preprocess, x, {IDENTITY: x})
+    stages: list[dict[str, Any]] | None = None
     if better.recipe.stages:
-        p, answers, costs = look_by_look(better, Pictures([image], loaded.preprocess, x, {IDENTITY: x}))
+        way = look_by_look(better, source)
+        p, answers, costs, stages = way.prediction, way.answers, way.costs, way.stages
     else:
         p, answers, costs = _searched(better, x, _affordable(plan) if segmenting else BUDGET)
-    if not bool(torch.isfinite(p.logits).all()):
-        raise InputError("the model's answer to this picture is not finite")
+    if p.problem is not None:
+        raise InputError(p.problem)
     view = seen(loaded.preprocess, image)
-    told = _segmented(plan, p, answers, loaded) if segmenting else _classified(plan, p, answers, loaded, x)
+    told = _segmented(plan, p, answers, loaded, truth) if segmenting else _classified(plan, p, answers, loaded, x)
+    if stages is not None:
+        _picture_views(told["states"], p, source)
     return {
         "task": better.task,
+        "recipe": str(better.recipe),
+        "budget": better.recipe.budget,
+        **_known(truth, loaded.classes),
+        "story": stages,
         "image": {"width": view.width, "height": view.height, "data": _picture(view)},
         "layers": layers(plan, () if better.recipe.stages else better.options(plan).layers),
         "tree": [{"index": n.index, "parent": n.parent, "layer": n.layer, "depth": n.depth} for n in rows(p)],
@@ -72,6 +83,23 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image) -> dict[str, Any]
         "stopped": p.stopped,
         **told,
     }
+
+
+def _known(truth: Truth, classes: tuple[str, ...]) -> dict[str, Any]:
+    """What the picture shows, and the names of the classes that are right; nothing where this network has none."""
+    if isinstance(truth, int):
+        truth = (class_name(classes, truth), (class_name(classes, truth),))
+    if isinstance(truth, tuple) and set(truth[1]) & set(classes):
+        return {"truth": truth[0], "accepted": list(truth[1])}
+    return {"truth": None, "accepted": []}
+
+
+def _picture_views(told: list[dict[str, Any]], p: Prediction, source: Pictures) -> None:
+    """Beside each look, what its view sees."""
+    views = {view: source.see(view) for view in dict.fromkeys(v.view for v in p.states)}
+    shown = {view: _picture(seen_by(source.preprocess, pixels)) for view, pixels in views.items()}
+    for entry, v in zip(told, p.states, strict=True):
+        entry |= {"seen": shown[v.view], "size": list(views[v.view].shape[2:])}
 
 
 def _searched(better: Enhanced, x: Tensor, highest: int) -> tuple[Prediction, list[Tensor], list[float]]:
@@ -123,9 +151,10 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
     }
 
 
-def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded) -> dict[str, Any]:
+def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded, truth: Truth) -> dict[str, Any]:
     maps = [class_map(a) for a in answers]
     height, width = maps[0].shape
+    known = _resized(truth, (height, width)) if isinstance(truth, np.ndarray) else None
     count = max(2, p.logits.shape[0])
     spread, own, heat = Disagreement(), [], []
     for v in p.states:
@@ -133,7 +162,10 @@ def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded)
         heat.append(spread.add(two_class(v.logits[None].float())[0].softmax(0), shift))
         own.append((class_map(v.logits), shift))
     shares = np.stack([np.bincount(m.ravel(), minlength=count) / m.size for m in maps])
-    shown = [int(k) for k in np.argsort(-(shares[0] + shares[-1]), kind="stable") if shares[:, k].any()]
+    there = np.asarray(shares.any(0))
+    if known is not None:
+        there = there | (np.bincount(known.ravel(), minlength=count) > 0)
+    shown = [int(k) for k in np.argsort(-(shares[0] + shares[-1]), kind="stable") if there[k]]
     colours = palette(loaded.classes, count).round().astype(int)
     place = np.zeros(count, np.uint8 if len(shown) <= 256 else np.uint16)
     place[shown] = np.arange(len(shown))
@@ -155,14 +187,25 @@ def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded)
         "states": [
             {**_state(v), "changed": round(1 - _same(*o, maps[0]), 4)} for v, o in zip(p.states, own, strict=True)
         ],
+        "right": None if known is None else [float((m == known).mean()) for m in maps],
         "heat": _heat(torch.stack(heat)),
+        # What is known of it lies behind the answers.
         "maps": {
             "width": width,
             "height": height,
             "bytes": place.itemsize,
-            "data": _base64(place[np.stack(maps)].astype(place.dtype.newbyteorder("<")).tobytes()),
+            "data": _base64(_little(place[np.stack([*maps, *([] if known is None else [known])])])),
         },
     }
+
+
+def _resized(mask: NDArray[Any], size: tuple[int, int]) -> NDArray[np.int64]:
+    found = Image.fromarray(mask).resize(size[::-1], Image.Resampling.NEAREST)
+    return np.asarray(found, np.int64)
+
+
+def _little(values: NDArray[Any]) -> bytes:
+    return values.astype(values.dtype.newbyteorder("<")).tobytes()
 
 
 def _state(v: Any) -> dict[str, Any]:

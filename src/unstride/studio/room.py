@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Any
 
 from PIL import Image
@@ -19,9 +20,11 @@ from unstride.jobs import strict
 from unstride.models import Loaded
 from unstride.models.weights import place
 from unstride.proof.loop import prepared
+from unstride.recipe import Recipe, get
 from unstride.show.html import as_png
-from unstride.studio.choices import Choice, Sample, offered, samples_for
+from unstride.studio.choices import GIVEN, RECIPES, TUNED, Choice, Sample, laid_out, named, offered, samples_for
 from unstride.studio.looking import BUDGET, layers, look
+from unstride.studio.tuner import Tuner
 from unstride.studio.worker import Worker
 from unstride.views.images import open_image
 
@@ -29,6 +32,7 @@ UPLOAD_BYTES = 20 << 20
 UPLOAD_PIXELS = 40_000_000
 LONGEST = 20  # times as long as wide: a strip of one pixel would be blown up beyond all memory
 KEPT = 24  # answers that are remembered
+UPLOADS = 2 * UPLOAD_BYTES  # of uploaded files that are remembered, so that a link opens them again
 SIZES = 8  # image sizes that a model stays prepared for
 PATIENCE = 120.0  # seconds that a question waits for the one before it
 
@@ -37,10 +41,22 @@ class Busy(UnstrideError):
     """Another computation took too long."""
 
 
-class Studio:
-    """`Studio("timm:resnet18").look("0", "2")`: the third sample picture through the first model, as gzipped JSON.
+@dataclass(eq=False)
+class Ready:
+    """A model that is loaded, and prepared for the recipes that were picked so far."""
 
-    Models and pictures are named by their place in lists that are fixed at the start: no name reaches the file system.
+    loaded: Loaded
+    better: Enhanced
+    picked: dict[str, Enhanced] = field(default_factory=dict)
+
+    def sizes(self) -> int:
+        return max(len(better.plans) for better in (self.better, *self.picked.values()))
+
+
+class Studio:
+    """`Studio("timm:resnet18").look("0", "2", "flip")`: the third sample picture, mirrored too, as gzipped JSON.
+
+    Models, recipes and pictures are looked up in lists: no name reaches the file system.
     """
 
     def __init__(self, spec: str | None = None, weights: str = "default", **options: Any) -> None:
@@ -56,9 +72,18 @@ class Studio:
             key: {str(k): s for k, s in enumerate(samples_for(choice.spec))} for key, choice in self.choices.items()
         }
         self._lock, self._worker = threading.Lock(), Worker()
-        self._ready: dict[str, tuple[Loaded, Enhanced]] = {}
+        self._ready: dict[str, Ready] = {}
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
-        self._catalogue = packed(
+        self._uploads: OrderedDict[str, bytes] = OrderedDict()
+        self.tuner = Tuner()
+        self._pictures = {
+            key: [{"key": k, "title": s.title, "data": _thumbnail(s.image)} for k, s in of.items()]
+            for key, of in self.samples.items()
+        }
+
+    def catalogue(self) -> bytes:
+        """Models, their recipes and sample pictures, and the limits."""
+        return packed(
             {
                 "budget": BUDGET,
                 "upload": {"bytes": UPLOAD_BYTES, "pixels": UPLOAD_PIXELS},
@@ -67,58 +92,100 @@ class Studio:
                         "key": key,
                         "spec": choice.spec,
                         "about": choice.about,
-                        "samples": [
-                            {"key": k, "title": s.title, "data": _thumbnail(s.image)}
-                            for k, s in self.samples[key].items()
-                        ],
+                        "recipes": [{"key": k, "title": title} for k, title in self.recipes(key).items()],
+                        "tunes": choice.spec == "sample",
+                        "samples": self._pictures[key],
                     }
                     for key, choice in self.choices.items()
                 ],
             }
         )
 
-    def catalogue(self) -> bytes:
-        """Models, their sample pictures and the limits."""
-        return self._catalogue
+    def recipes(self, model: str) -> dict[str, str]:
+        """What can be picked for a model, the first to begin with, and what each is."""
+        given = self._options.get(model)
+        tuned = self.choices[model].spec == "sample" and self.tuner.recipe is not None
+        return {
+            **({GIVEN: named(given)} if given else {}),
+            **RECIPES,
+            **({TUNED: "tuned: what tuning on the sample found"} if tuned else {}),
+        }
+
+    def tune(self, model: str, start: bool = False) -> bytes:
+        """How far tuning on the sample is, and what it found; `start` begins it, once."""
+        self._known(model)
+        if self.choices[model].spec != "sample":
+            raise InputError("only the embedded sample can be tuned here: `unstride tune` does it for other models")
+        if start:
+            self.tuner.start(self.choices[model].load())
+        return packed(self.tuner.told())
 
     def layers(self, model: str) -> bytes:
         """What a model subsamples, at its own image size."""
         self._known(model)
 
         def compute() -> dict[str, Any]:
-            loaded, better = self._model(model)
-            plan = better.prepare(_example(loaded))
+            better = self._picked(model, next(iter(self.recipes(model))))
+            plan = better.prepare(_example(self._model(model).loaded))
             return {"task": better.task, **layers(plan, () if better.recipe.stages else better.options(plan).layers)}
 
         return self._once(("layers", model), compute)
 
-    def look(self, model: str, picture: str | bytes) -> bytes:
-        """All that is shown of one picture: the key of a sample, or the bytes of an uploaded file."""
+    def look(self, model: str, picture: str | bytes, recipe: str | None = None) -> bytes:
+        """All that is shown of one picture: the key of a sample, or the bytes of an uploaded file.
+
+        The answer's `picture` names it from then on, also an upload for as long as it is remembered.
+        """
         self._known(model)
-        if isinstance(picture, str) and picture not in self.samples[model]:
-            raise InputError(f"there is no sample picture {picture[:20]!r} for this model; reload the page")
-        name = hashlib.sha256(picture).hexdigest() if isinstance(picture, bytes) else picture
+        recipes = self.recipes(model)
+        asked = next(iter(recipes)) if recipe is None else recipe
+        if asked not in recipes:
+            raise InputError(f"there is no recipe {asked[:20]!r} for this model; reload the page")
+        body = picture if isinstance(picture, bytes) else self._uploads.get(picture)
+        if isinstance(picture, str) and body is None and picture not in self.samples[model]:
+            told = picture[:20]
+            raise InputError(f"the picture {told!r} is not here (any more); choose it again, or reload the page")
+        name = f"upload-{hashlib.sha256(picture).hexdigest()[:16]}" if isinstance(picture, bytes) else picture
 
         def compute() -> dict[str, Any]:
-            # Decoded here, when it is its turn: many at once would fill the memory.
-            image = _uploaded(picture) if isinstance(picture, bytes) else self.samples[model][picture].image
-            loaded, better = self._model(model)
-            return look(loaded, better, image)
+            if body is None:
+                sample = self.samples[model][name]
+            else:
+                # Decoded here, when it is its turn: many at once would fill the memory.
+                sample = Sample(name, _uploaded(body))
+                self._remember(name, body)
+            better = self._picked(model, asked)
+            return {**look(self._model(model).loaded, better, sample.image, sample.truth), "picture": name}
 
-        return self._once(("look", model, name), compute)
+        return self._once(("look", model, asked, name), compute)
+
+    def _remember(self, name: str, body: bytes) -> None:
+        self._uploads[name] = body
+        self._uploads.move_to_end(name)
+        while sum(map(len, self._uploads.values())) > UPLOADS:
+            self._uploads.popitem(last=False)
 
     def _known(self, model: str) -> None:
         if model not in self.choices:
             raise InputError(f"there is no model {model[:20]!r} in the list; reload the page")
 
-    def _model(self, key: str) -> tuple[Loaded, Enhanced]:
-        if key not in self._ready or len(self._ready[key][1].plans) > SIZES:
+    def _model(self, key: str) -> Ready:
+        if key not in self._ready or self._ready[key].sizes() > SIZES:
             loaded = self.choices[key].load()
             task = loaded.task or "classification"
+            if task not in ("classification", "segmentation"):
+                raise InputError(f"the studio shows classes; {loaded.spec} is for {task}: unstride predict --plot")
             options = {"preprocess": loaded.preprocess, **self._options.get(key, {})}
-            better = prepared(loaded.model, _example(loaded), task, options)
-            self._ready[key] = loaded, better if better.recipe.stages else better.with_options(budget=BUDGET)
+            self._ready[key] = Ready(loaded, prepared(loaded.model, _example(loaded), task, options))
         return self._ready[key]
+
+    def _picked(self, key: str, recipe: str) -> Enhanced:
+        ready = self._model(key)
+        if recipe not in ready.picked:
+            known: dict[str, Recipe | None] = {GIVEN: ready.better.recipe, TUNED: self.tuner.recipe}
+            asked = known.get(recipe) or get(recipe, ready.better.task)
+            ready.picked[recipe] = ready.better.with_options(recipe=laid_out(asked))
+        return ready.picked[recipe]
 
     def _once(self, key: tuple[str, ...], compute: Any) -> bytes:
         if not self._lock.acquire(timeout=PATIENCE):

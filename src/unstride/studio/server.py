@@ -26,6 +26,8 @@ PAGES = {
     "/studio.css": ("studio.css", "text/css; charset=utf-8"),
     "/studio.js": ("studio.js", "text/javascript; charset=utf-8"),
     "/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
+    "/story.js": ("story.js", "text/javascript; charset=utf-8"),
+    "/tuning.js": ("tuning.js", "text/javascript; charset=utf-8"),
 }
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -95,10 +97,10 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30  # seconds for a client that stops in the middle of a request
 
     def do_GET(self) -> None:
-        self._handle({"/api/models": self._models, "/api/layers": self._layers})
+        self._handle({"/api/models": self._models, "/api/layers": self._layers, "/api/tune": self._tune})
 
     def do_POST(self) -> None:
-        self._handle({"/api/look": self._look})
+        self._handle({"/api/look": self._look, "/api/tune": self._tune})
 
     # -- routes
     def _models(self, asked: dict[str, str]) -> bytes:
@@ -107,6 +109,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _layers(self, asked: dict[str, str]) -> bytes:
         return self.server.studio.layers(asked.get("model", ""))
 
+    def _tune(self, asked: dict[str, str]) -> bytes:
+        return self.server.studio.tune(asked.get("model", ""), start=self.command == "POST")
+
     def _look(self, asked: dict[str, str]) -> bytes:
         size = self._size()
         if not self.server.uploads.acquire(timeout=PATIENCE):
@@ -114,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise Busy("too many pictures are waiting; try again when they are done")
         try:
             body = self._body(size)
-            return self.server.studio.look(asked.get("model", ""), asked.get("sample", body))
+            return self.server.studio.look(asked.get("model", ""), asked.get("sample", body), asked.get("recipe"))
         finally:
             self.server.uploads.release()
 

@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as F
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
 from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
-from unstride.jobs.fingerprint import fingerprint
+from unstride.jobs.fingerprint import check_model, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.tta import fitting, methods
 from unstride.tta.cache import Block, LogitCache, Rows, model_key
@@ -186,7 +186,7 @@ class TTA(nn.Module):
             "std": self.std,
             "crop": self.crop,
             "divisor": self.divisor,
-            "model": _network(self.model),
+            "model": fingerprint(_inner(self.model)),
         }
         return write_artefact(path, {"weights": self.weights}, meta)
 
@@ -194,11 +194,7 @@ class TTA(nn.Module):
     def load(cls, path: str | Path, model: nn.Module) -> "TTA":
         """`TTA.load("tta.safetensors", model)`: what was saved, around the same network, plain or enhanced."""
         tensors, meta = read_artefact(path, KIND)
-        if meta.get("model") != (mine := _network(model)):
-            raise ArtefactError(
-                f"{path} was saved for a model with fingerprint {str(meta.get('model'))[:12]}, this has {mine[:12]}. "
-                "Give the model it was fitted with, plain or enhanced, or fit again."
-            )
+        check_model(path, meta.get("model"), _inner(model))
         try:
             saved = meta["policy"]
             policy = Policy(saved["name"], tuple(policies.parse_view(text) for text in saved["views"]), saved["seed"])
@@ -314,9 +310,9 @@ def _device(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def _network(model: nn.Module) -> str:
-    """The fingerprint of the network itself: with or without a search around it, the weights of views mean the same."""
-    return fingerprint(model.model if isinstance(model, Enhanced) else model)
+def _inner(model: nn.Module) -> nn.Module:
+    """The network itself: with or without a search around it, the weights of views mean the same."""
+    return model.model if isinstance(model, Enhanced) else model
 
 
 def _normalisation(

@@ -82,14 +82,16 @@ def _tail(hits: int, count: int, p: float) -> float:
         return 1.0
     if p <= 0:
         return 0.0
-    whole, a, b = math.lgamma(count + 1), math.log(p), math.log1p(-p)
-    return min(
-        1.0,
-        sum(
-            math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * a + (count - k) * b)
-            for k in range(hits, count + 1)
-        ),
-    )
+    if hits < count * p:  # from the side where the terms are small
+        return 1 - _tail(count - hits + 1, count, 1 - p)
+    start = math.lgamma(count + 1) - math.lgamma(hits + 1) - math.lgamma(count - hits + 1)
+    term = math.exp(start + hits * math.log(p) + (count - hits) * math.log1p(-p))
+    total, k = term, hits
+    while k < count and term > 1e-17 * total:  # until nothing is added
+        term *= (count - k) / (k + 1) * p / (1 - p)
+        total += term
+        k += 1
+    return min(1.0, total)
 
 
 def _solve(f: Callable[[float], float], wanted: float, falling: bool = False) -> float:
@@ -104,8 +106,17 @@ def _solve(f: Callable[[float], float], wanted: float, falling: bool = False) ->
 
 
 def in_sequence(certificates: list[Certificate]) -> int:
-    """How many, from the first on, are shown to be better before one is not."""
-    return next((i for i, c in enumerate(certificates) if not c.better), len(certificates))
+    """How many, from the first on, are shown to be better before one is not.
+
+    Where no answer changes, as with plain, nothing is claimed, so nothing is tested, and the sequence goes on.
+    """
+    shown = 0
+    for i, c in enumerate(certificates):
+        if c.corrected + c.corrupted:
+            if not c.better:
+                return shown
+            shown = i + 1
+    return len(certificates)
 
 
 def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float], guard: float | None) -> str:

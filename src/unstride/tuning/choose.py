@@ -27,20 +27,28 @@ SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
 FOLDS = 5
 CLASSES = 48  # of each picture, the likeliest: enough to choose by
 STEPS = 8  # units that a stage may have
+VARIANTS = ((1.0, "logits"), (1.0, "probabilities"), (0.5, "logits"), (2.0, "logits"), (2.0, "probabilities"))
 OBJECTIVES = ("likelihood", "accuracy")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Units behind a gate that this share of pictures passes; no units is the plain network with a temperature."""
+    """Units behind a gate that this share of pictures passes; no units is the plain network with a temperature.
+
+    `weight`: what each further look counts beside the plain one.
+    """
 
     units: tuple[Unit, ...] = ()
     share: float = 1.0
+    weight: float = 1.0
+    merge: str = "logits"
 
     def __str__(self) -> str:
         if not self.units:
             return "plain"
         looks = ", ".join(map(str, self.units))
+        looks += "" if self.weight == 1 else f", weighed {self.weight:g} to 1"
+        looks += "" if self.merge == "logits" else f", merged as {self.merge}"
         return looks if self.share >= 1 else f"{looks} for the least sure {self.share:.0%}"
 
 
@@ -50,6 +58,7 @@ class Table:
 
     units: tuple[Unit, ...]
     sums: Tensor  # (U, N, M)
+    shares: Tensor  # (U, N, M), the sum of its probabilities
     counts: Tensor  # (U,)
     plain: Tensor  # (N, M)
     labels: Tensor  # (N,), among the M classes
@@ -59,8 +68,8 @@ class Table:
 
     def rows(self, at: Tensor) -> Table:
         return Table(
-            self.units, self.sums[:, at], self.counts, self.plain[at], self.labels[at], self.margin[at], self.costs,
-            self.temperatures,
+            self.units, self.sums[:, at], self.shares[:, at], self.counts, self.plain[at], self.labels[at],
+            self.margin[at], self.costs, self.temperatures,
         )  # fmt: skip
 
 
@@ -72,17 +81,19 @@ def table(pool: Pool, units: Sequence[Unit]) -> Table:
     own = {v: fit_temperature(pool.logits[pool.index[Look(v, zero)]], pool.labels) for v in (IDENTITY, *views)}
     temperatures = {v: t / own[IDENTITY] for v, t in own.items()}
     logits, labels = _likeliest(pool)
-    sums, counts, costs = [], [], []
+    sums, shares, counts, costs = [], [], [], []
     for unit in units:
         looks = looks_of(pool, unit)
         at = [pool.index[look] for look in looks]
-        sums.append(logits[at].sum(0) / temperatures[unit.view])
+        warm = logits[at] / temperatures[unit.view]
+        sums.append(warm.sum(0))
+        shares.append(warm.softmax(-1).sum(0))
         counts.append(len(at))
         costs.append(pool.cost([pool.looks[0], *looks]) - 1.0)
     margin = sureness(pool.plain, "margin")
     return Table(
-        tuple(units), torch.stack(sums), torch.tensor(counts, dtype=torch.float32), logits[0], labels, margin,
-        torch.tensor(costs), temperatures,
+        tuple(units), torch.stack(sums), torch.stack(shares), torch.tensor(counts, dtype=torch.float32), logits[0],
+        labels, margin, torch.tensor(costs), temperatures,
     )  # fmt: skip
 
 
@@ -132,11 +143,15 @@ def greedy(t: Table, share: float, ceiling: float, objective: str, temperature: 
     return chosen
 
 
-def merged(t: Table, units: Sequence[int], below: float) -> Tensor:
+def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, merge: str = "logits") -> Tensor:
     """(N, M): the mean over the plain look and the units where the margin is below the threshold."""
     if not units:
         return t.plain
-    mean = (t.plain + t.sums[list(units)].sum(0)) / (1.0 + float(t.counts[list(units)].sum()))
+    chosen, count = list(units), 1.0 + weight * float(t.counts[list(units)].sum())
+    if merge == "logits":
+        mean = (t.plain + weight * t.sums[chosen].sum(0)) / count
+    else:
+        mean = ((t.plain.softmax(-1) + weight * t.shares[chosen].sum(0)) / count).clamp(min=1e-12).log()
     return torch.where((t.margin < below)[:, None], mean, t.plain)
 
 
@@ -164,17 +179,34 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
     if not steps:
         return Choice()
     path = greedy(whole, share, ceiling, objective, own)[:steps]
-    return Choice(tuple(units[u] for u in path), share)
+    return Choice(tuple(units[u] for u in path), share, *refined(whole, folds, share, steps, ceiling, objective, own))
+
+
+def refined(
+    whole: Table, folds: Tensor, share: float, steps: int, ceiling: float, objective: str, own: float
+) -> tuple[float, str]:
+    """The weight of the further looks and what is averaged: other than equal logits only where it is surely better."""
+    found = {v: torch.empty(len(whole.plain), dtype=torch.float64) for v in VARIANTS}
+    for k in range(FOLDS):
+        train, held = (folds != k).nonzero()[:, 0], (folds == k).nonzero()[:, 0]
+        fitted, test = whole.rows(train), whole.rows(held)
+        path = greedy(fitted, share, ceiling, objective, own)[:steps]
+        below = threshold(fitted.margin, share)
+        for variant in VARIANTS:
+            warm = fit_temperature(merged(fitted, path, below, *variant), fitted.labels)
+            found[variant][held] = losses(merged(test, path, below, *variant), test.labels, objective, warm)
+    best = min(found, key=lambda v: float(found[v].mean()))
+    return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
 def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
-    """The fewest looks whose loss is within one standard error of the best; plain unless something is surely better.
+    """The fewest looks whose loss is within half a standard error of the best; plain unless something is surely better.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with.
     """
     best = min(tried, key=lambda key: float(tried[key].mean()))
     sure = [k for k in tried if k != plain and difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
-    fine = [key for key in sure if difference(tried[key], tried[best]) <= 1.0]
+    fine = [key for key in sure if difference(tried[key], tried[best]) <= 0.5]
     return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
 
 
@@ -200,8 +232,11 @@ def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
     below = threshold(sureness(pool.plain, "margin"), choice.share)
     gate = Gate("margin", below, choice.share) if choice.share < 1 else None
     alone = tuple(u.view for u in choice.units if u.states == "plain")
-    stages = [Stage(alone, "plain", gate, temperatures=tuple(warm[v] for v in alone))] if alone else []
+    w = choice.weight
+    weights = () if w == 1 else (w,) * len(alone)
+    stages = [Stage(alone, "plain", gate, weights, tuple(warm[v] for v in alone))] if alone else []
     for unit in choice.units:
         if unit.states != "plain":
-            stages.append(Stage((unit.view,), unit.states, None if stages else gate, temperatures=(warm[unit.view],)))
+            own = (() if w == 1 else (w,), (warm[unit.view],))
+            stages.append(Stage((unit.view,), unit.states, None if stages else gate, *own))
     return (first, *stages)

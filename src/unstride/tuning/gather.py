@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from unstride.data import Dataset
+from unstride.data.batches import unpacked
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, UnstrideError
 from unstride.jobs.artefacts import read_artefact, write_artefact
@@ -23,6 +25,7 @@ from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
 from unstride.tuning.pool import Pool, Work
+from unstride.tuning.timing import estimate
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.policies import IDENTITY, View
 from unstride.views.volumes import Volume
@@ -38,7 +41,7 @@ class Part:
 
     key: str
     source: Source
-    labels: Tensor | None
+    labels: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +55,7 @@ class Gathered:
 
 
 def parts(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
-    """A data set, a loader of (images, labels), or pictures without labels -> parts of at most 64 pictures."""
+    """A data set, or batches of (images, labels) -> parts of at most 64 pictures."""
     if isinstance(data, Dataset):
         for start in range(0, len(data), SHARD):
             items = [data[i] for i in range(start, min(start + SHARD, len(data)))]
@@ -69,18 +72,15 @@ def parts(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
                 yield Part(key, source, torch.tensor([int(r[2]) for r in read]))
         return
     for batch in data:
-        given, labels = (batch[0], batch[1]) if isinstance(batch, list | tuple) and len(batch) >= 2 else (batch, None)
-        canvas = as_source(given)
-        if not isinstance(canvas, Canvas):
-            raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with labels")
+        images, known = unpacked(batch, "data")
+        canvas = as_source(images)
+        if not isinstance(canvas, Canvas) or known.ndim != 1:
+            raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with a label for each image")
         pixels = canvas.pixels.to(like)
-        known = None if labels is None else torch.as_tensor(labels)
-        if known is not None and (known.shape != pixels.shape[:1] or known.is_floating_point()):
-            raise DataError(f"labels: got {known.dtype} {tuple(known.shape)}, wanted {len(pixels)} whole numbers")
         for start in range(0, len(pixels), SHARD):
             own = pixels[start : start + SHARD]
             part = Canvas(own, canvas.box, preprocess=canvas.preprocess)
-            yield Part(digest({"x": own})[:24], part, None if known is None else known[start : start + SHARD])
+            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD])
 
 
 def usable(better: Enhanced, source: Source, units: Sequence[Unit]) -> tuple[list[Unit], dict[View, Work], list[str]]:
@@ -125,27 +125,62 @@ def gather(
     name = hashlib.sha256(
         repr((fingerprint(better.model), [(look.view.spec(), look.state.selections) for look in looks], paper)).encode()
     ).hexdigest()[:16]
-    files = [folder / f"{name}-{part.key}.safetensors" for part in given]
     start = time.monotonic()
-    mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
-    total = sum(len(given[i].source) for i in mine)
-    with show_progress("looking", total, show and us.leads and total > 0) as advance:
-        for i in mine:
-            tensors = {"logits": look_at(better, given[i].source, looks)}
-            if paper:
-                tensors |= _paper(better, given[i].source)
-            write_artefact(files[i], tensors, {"kind": KIND})
-            advance(len(given[i].source), "")
-    us.wait()
-    found = [_stored(file) for file in files]
-    if any(f is None for f in found):
-        raise DataError(f"{folder}: not all shards can be read back; do all processes see the same folder?")
-    stored = [f for f in found if f is not None]
-    known = [p.labels for p in given]
-    labels = None if any(label is None for label in known) else torch.cat([k for k in known if k is not None])
+
+    def look(source: Source) -> dict[str, Tensor]:
+        return {"logits": look_at(better, source, looks), **(_paper(better, source) if paper else {})}
+
+    def told(pictures: int) -> str:
+        return estimate(better, given[0].source, looks, work, pictures, paper)
+
+    stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
+    labels = torch.cat([p.labels for p in given])
     pool = Pool(looks, torch.cat([s["logits"] for s in stored], 1), labels, work)
     beside = (torch.cat([s["paper"] for s in stored]), torch.cat([s["cost"] for s in stored])) if paper else None
     return Gathered(pool, beside, tuple(left_out), time.monotonic() - start)
+
+
+def answers(better: Enhanced, given: Sequence[Part], folder: Path, us: World, show: bool) -> tuple[Tensor, Tensor]:
+    """Logits (N, K) and costs (N,) of a recipe as it runs, into files of `folder` as well."""
+    learned = "" if better.attention is None else digest(dict(better.attention.state_dict()))
+    name = hashlib.sha256(repr((fingerprint(better.model), better.signature, learned)).encode()).hexdigest()[:16]
+
+    def ask(source: Source) -> dict[str, Tensor]:
+        found = better.explain(source)
+        costs = torch.tensor([p.cost for p in found], dtype=torch.float64)
+        return {"logits": torch.stack([p.logits for p in found]).float().cpu(), "cost": costs}
+
+    stored = _shards(ask, name, given, folder, us, "your recipe" if show else "")
+    return torch.cat([s["logits"] for s in stored]), torch.cat([s["cost"] for s in stored])
+
+
+def _shards(
+    make: Callable[[Source], dict[str, Tensor]],
+    name: str,
+    given: Sequence[Part],
+    folder: Path,
+    us: World,
+    label: str,
+    told: Callable[[int], str] | None = None,
+) -> list[dict[str, Tensor]]:
+    """What is made of each part, each process its share; what is there already is not made again.
+
+    `told` says before the start what so many pictures will take.
+    """
+    files = [folder / f"{name}-{part.key}.safetensors" for part in given]
+    mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
+    total = sum(len(given[i].source) for i in mine)
+    if told is not None and label and us.leads and total:
+        print(told(total), file=sys.stderr, flush=True)
+    with show_progress(label, total, bool(label) and us.leads and total > 0) as advance:
+        for i in mine:
+            write_artefact(files[i], make(given[i].source), {"kind": KIND})
+            advance(len(given[i].source), "")
+    us.wait()
+    stored = [found for found in map(_stored, files) if found is not None]
+    if len(stored) < len(files):
+        raise DataError(f"{folder}: not all shards can be read back; do all processes see the same folder?")
+    return stored
 
 
 @torch.no_grad()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,19 @@ from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
+from unstride.procedure.gates import Stage
+from unstride.procedure.meaning import task_named
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import Certificate, certify, in_sequence, verdict
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
-from unstride.tuning.gather import Gathered, gather, parts
+from unstride.tuning.gather import Gathered, answers, gather, parts
 from unstride.tuning.pixels import scenes
 from unstride.tuning.pool import Pool
 from unstride.tuning.scenes import tune_scenes
 from unstride.tuning.simulate import simulate
+from unstride.tuning.timing import timed
 from unstride.tuning.tuned import Line, Tuned
 from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY
@@ -56,25 +59,34 @@ def tune(
     cache_dir: str | Path | None = None,
     seed: int = 0,
     progress: bool = False,
+    recipe: str | Path | Recipe | None = None,
+    **options: Any,
 ) -> Tuned:
     """Labelled pictures and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
 
     Example: `tuned = unstride.tune(model, loader, cost=1.5); print(tuned); tuned.save("tuned.toml")`
 
     cost       mean cost of a picture, in plain forwards, that must not be exceeded
-    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels)
+    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
+               `better.calibrate(pictures, cost=...)`
     task       classification, or segmentation; by default what the data is labelled for
     pool       small, medium or large: how many looks are tried
     objective  likelihood, accuracy, or, in segmentation, miou
     window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
     guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
+    recipe     and options, what `enhance` takes: in classification one more row of the table, "yours", and the start
+               for nothing else
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
     model, data = _loaded(model, data, weights, limit)
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
-    if (task or (data.task if isinstance(data, Dataset) else "classification")) == "segmentation":
+    if _task(model, data, task) == "segmentation":
+        if recipe is not None or options:
+            raise OptionError(
+                "recipe: in segmentation yours is not measured beside the others yet; `unstride evaluate` measures it"
+            )
         seen = list(scenes(data, _like(model), window))
         if not seen:
             raise DataError("the data has no picture")
@@ -86,17 +98,21 @@ def tune(
     if not given:
         raise DataError("the data has no picture")
     better = _plain(model, given[0].source, data, "classification")
-    if any(p.labels is None for p in given):
-        raise DataError("tuning needs labels: give (images, labels); without, better.calibrate(pictures, cost=...)")
     units = candidates(given[0].source, pool, better.task)
+    mine: Enhanced | None = None
+    if recipe is not None or options:
+        mine = better.with_options(recipe="default" if recipe is None else recipe).with_options(**options)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = gather(better, given, units, folder, us, progress, paper)
+        beside = {} if found.paper is None else {"paper, 10 states": found.paper}
+        if mine is not None:
+            beside["yours"] = answers(mine, given, folder, us, progress)
     if len(found.pool) < LEAST:
         raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
     kept = [u for u in units if u.view in found.pool.work]
-    return Tuning(found, kept, better, objective, seed).tuned(ceilings, cost, guard)
+    return Tuning(found, kept, better, objective, seed, beside, given[0].source).tuned(ceilings, cost, guard)
 
 
 def _loaded(
@@ -110,6 +126,18 @@ def _loaded(
             )
         data = load_data(data, loaded.preprocess, None, limit, classes=loaded.classes or None)
     return loaded.model if isinstance(loaded, Loaded) else loaded, data
+
+
+def _task(model: nn.Module, data: Any, asked: str | None) -> str:
+    """What is chosen for: as the user says, or the data, or what the model was enhanced for."""
+    told = next((given.task for given in (data, model) if isinstance(given, Dataset | Enhanced)), "classification")
+    task = task_named(asked or told).name
+    if task not in ("classification", "segmentation"):
+        raise OptionError(
+            f"tune chooses for classification and segmentation so far, this is {task}: compare recipes with "
+            "unstride.evaluate(model, data, recipe=...)"
+        )
+    return task
 
 
 def _like(model: nn.Module) -> Tensor:
@@ -127,9 +155,18 @@ def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
 class Tuning:
     """A pool, and all that is chosen and proved from it."""
 
-    def __init__(self, found: Gathered, units: Sequence[Unit], better: Enhanced, objective: str, seed: int) -> None:
+    def __init__(
+        self,
+        found: Gathered,
+        units: Sequence[Unit],
+        better: Enhanced,
+        objective: str,
+        seed: int,
+        beside: Mapping[str, tuple[Tensor, Tensor]],
+        source: Source | None = None,
+    ) -> None:
         self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed = objective, seed
+        self.objective, self.seed, self.beside, self.source = objective, seed, beside, source
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
@@ -137,9 +174,9 @@ class Tuning:
 
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
-        lines += [self._fixed(name, units) for name, units in usual(self.units).items()]
-        if self.found.paper is not None:
-            lines.append(self._line("paper, 10 states", *self.found.paper))
+        fixed = {name: self._stages(units) for name, units in usual(self.units).items()}
+        lines += [self._fixed(name, stages, usual(self.units)[name]) for name, stages in fixed.items()]
+        lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
         proofs: list[Certificate] = []
@@ -159,15 +196,26 @@ class Tuning:
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
         notes += (doubt,) if doubt is not None else ()
-        spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
+        spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
+        run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
+        run |= {r.name: r for r in frontier.values()}
         return Tuned(
-            recipe, spent, frontier, tuple(lines), proof, words, better, self.pool, notes, held[cost],
-            lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
+            recipe, spent, frontier, tuple(self._timed(lines, run)), proof, words, better, self.pool, notes,
+            held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
         )  # fmt: skip
 
     def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
         return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
+
+    def _timed(self, lines: Sequence[Line], recipes: dict[str, Recipe]) -> list[Line]:
+        """The lines with the time that their recipes take here."""
+        if self.source is None:
+            return list(lines)
+        there = [line for line in lines if line.name in recipes]
+        ready = [self.better.with_options(recipe=recipes[line.name]) for line in there]
+        ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], self.source), strict=True))
+        return [replace(line, time=ratios.get(line.name)) for line in lines]
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
@@ -176,10 +224,11 @@ class Tuning:
         for k in range(FOLDS):
             train, held = (self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0]
             fitted, test = self.pool.rows(train), self.pool.rows(held)
-            stages = stages_of(choose(fitted, self.units, ceiling, self.objective, self.seed), fitted)
-            done = simulate(test, stages)
+            choice = choose(fitted, self.units, ceiling, self.objective, self.seed)
+            stages = stages_of(choice, fitted)
+            done = simulate(test, stages, choice.merge)
             assert fitted.labels is not None and test.labels is not None
-            temperature = fit_temperature(simulate(fitted, stages).logits, fitted.labels)
+            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
             logits[held], costs[held] = done.logits, done.costs
             warm[held] = nll(done.logits, test.labels, temperature)
         return logits, costs, warm
@@ -199,27 +248,16 @@ class Tuning:
             out[held] = nll(logits[held], self.labels[held], fit_temperature(logits[train], self.labels[train]))
         return out
 
-    def _fixed(self, name: str, units: Sequence[Unit]) -> Line:
-        stages = stages_of(Choice(tuple(units)), self.pool)
-        plain = [s.__class__(s.views, s.states, s.gate) for s in stages]  # as a user would: at one temperature
-        done = simulate(self.pool, plain)
+    def _stages(self, units: Sequence[Unit]) -> tuple[Stage, ...]:
+        """As a user would: all looks for all pictures, at one temperature."""
+        return tuple(Stage(s.views, s.states) for s in stages_of(Choice(tuple(units)), self.pool))
+
+    def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
+        done = simulate(self.pool, stages)
         return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
 
     def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
         assert pool.labels is not None
         stages = stages_of(choice, pool)
-        temperature = fit_temperature(simulate(pool, stages).logits, pool.labels)
-        return Recipe(name, self.better.task, stages, temperature=temperature)
-
-
-def timed(better: Enhanced, images: Tensor, repeats: int = 5) -> float:
-    """Time of a recipe as a multiple of the user's own plain forward, in turns in one run."""
-    ratios = []
-    better(images)
-    for _ in range(repeats):
-        start = time.perf_counter()
-        better.plain(images)
-        middle = time.perf_counter()
-        better(images)
-        ratios.append((time.perf_counter() - middle) / (middle - start))
-    return sorted(ratios)[len(ratios) // 2]
+        temperature = fit_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
+        return Recipe(name, self.better.task, stages, choice.merge, temperature)

@@ -11,7 +11,7 @@ export function element(tag, attributes = {}, ...children) {
   return filled(made, attributes, children);
 }
 
-function svg(tag, attributes = {}, ...children) {
+export function svg(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
@@ -24,7 +24,7 @@ function filled(made, attributes, children) {
   return made;
 }
 
-const shorten = (text, length) => (text.length <= length ? text : text.slice(0, Math.max(1, length - 1)).trimEnd() + "…");
+export const shorten = (text, length) => (text.length <= length ? text : text.slice(0, Math.max(1, length - 1)).trimEnd() + "…");
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
 // -- the search tree
@@ -39,17 +39,17 @@ export function tree(place, data, budget) {
   const value = width - selection - weight - 10; // where a state's own confidence ends
   const deepest = Math.max(1, ...data.tree.map((node) => node.depth));
   const indent = Math.min(26, (value - 150) / (deepest + 1));
-  const shown = data.tree.filter((node) => node.index < budget);
-  const row = new Map(shown.map((node, k) => [node.index, top + line * (k + 0.5)]));
+  // Beside another column every state has its place from the start: nothing jumps, and no room is blank. Alone, it grows.
+  const alone = matchMedia("(max-width: 56rem)").matches;
+  const shown = data.tree.filter((node) => node.index < budget), laid = alone ? shown : data.tree;
+  const row = new Map(laid.map((node, k) => [node.index, top + line * (k + 0.5)]));
   const x = (depth) => 12 + indent * depth;
   const depth = new Map(data.tree.map((node) => [node.index, node.depth]));
   const last = data.tree.find((node) => node.index === budget - 1);
   const fresh = (node) => node.index > 0 && last.index > 0 && node.parent === last.parent && node.layer === last.layer;
   const heaviest = Math.max(...data.states.slice(0, budget).map((s) => s.weight)) || 1;
   const total = data.states.slice(0, budget).reduce((sum, s) => sum + s.weight, 0) || 1;
-  // Beside another column, room for the whole search: the page does not jump while it grows. Alone, no blank room.
-  const alone = matchMedia("(max-width: 56rem)").matches;
-  const height = top + line * (alone ? shown.length : data.tree.length) + 6;
+  const height = top + line * laid.length + 6;
   const classes = data.task === "classification";
 
   const out = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": words(data, budget) });
@@ -63,6 +63,14 @@ export function tree(place, data, budget) {
     if (fresh(node)) {
       out.append(svg("rect", { class: "fresh", x: 0, y: row.get(node.index) - line / 2, width, height: line, rx: 4 }));
     }
+  }
+  for (const node of laid) {
+    if (node.index < budget) continue;
+    const [px, py, y] = [x(depth.get(node.parent)), row.get(node.parent), row.get(node.index)];
+    out.append(svg("g", { class: "ghost" },
+      svg("path", { class: "edge", d: `M${px} ${py}V${y}H${x(node.depth)}` }),
+      svg("circle", { class: "node", cx: x(node.depth), cy: y, r: 4 }),
+      svg("text", { x: x(node.depth) + 14, y: y + 4.5 }, `state ${node.index + 1}`)));
   }
   for (const node of shown) {
     if (node.parent === null) continue;
@@ -117,7 +125,7 @@ function words(data, budget) {
   return `Search tree with ${budget} of ${data.states.length} states. Newest: ${told(data, latest)}`;
 }
 
-function glyphs(selections, rates, left, y, small, colour) {
+export function glyphs(selections, rates, left, y, small, colour) {
   if (!small) return [svg("text", { class: "quiet", x: left, y: y + 4 }, selections.map(([a, b]) => (a || b ? `${a},${b}` : "0")).join("  "))];
   const side = 12;
   return selections.flatMap(([sy, sx], layer) => {
@@ -204,6 +212,7 @@ export class Pictures {
       ? { seen: "what the network sees", plain: "plain", enhanced: "enhanced", differ: "", heat: "where the states disagree" }
       : { seen: "what the network sees", heat: "where the states disagree" };
     if (!this.heat) delete names.heat;
+    if (data.right) names.truth = "truth";
     const { width, height } = data.image;
     this.scale = Math.max(1, Math.min(8, Math.ceil(320 / Math.max(width, height))));
     place.replaceChildren(...Object.entries(names).map(([name, caption]) => {
@@ -215,6 +224,7 @@ export class Pictures {
     }));
     this.base("seen");
     if (this.maps) this.classes("plain", 1, () => true);
+    if (data.right) this.classes("truth", data.right.length + 1, () => true); // behind the answers
   }
 
   draw(budget) {

@@ -1,9 +1,12 @@
-// The page: what was picked, one question to the server per picture, and a slider that needs no server at all.
+// The page: what was picked is in the address, so that a link tells the same story again; one question to the server per
+// story, and a slider that needs no server at all.
 
 import * as draw from "./draw.js";
+import * as telling from "./story.js";
+import { show as showTuning, tune } from "./tuning.js";
 
 const at = (id) => document.getElementById(id);
-const now = { catalogue: null, model: null, picture: null, data: null, pictures: null, budget: 10, turn: 0, timer: null };
+const now = { catalogue: null, model: null, recipe: null, picture: null, data: null, pictures: null, turn: 0, timer: null };
 
 async function ask(address, options) {
   let answer, data;
@@ -22,48 +25,112 @@ function fail(message) {
   at("error").hidden = !message;
 }
 
+// -- what is picked: #model=sample&recipe=default&picture=3, and for a search &states=10
+
+function asked() {
+  const link = new URLSearchParams(location.hash.slice(1));
+  return { model: link.get("model"), recipe: link.get("recipe"), picture: link.get("picture"), states: Number(link.get("states")) || null };
+}
+
+function linked(states = null) {
+  const parts = { model: now.model.spec, recipe: now.recipe, ...(now.picture === null ? {} : { picture: now.picture }), ...(states ? { states } : {}) };
+  return `#${new URLSearchParams(parts)}`;
+}
+
+// Another entry in the browser's history, so that back works.
+function go(changes) {
+  Object.assign(now, changes);
+  history.pushState(null, "", linked());
+  return follow();
+}
+
+// From the address to the story it names.
+async function follow() {
+  const want = asked(), models = now.catalogue.models;
+  const model = want.model === null ? models[0] : models.find((m) => m.spec === want.model);
+  if (!model) return refuse(`the model "${want.model}" of this link is not offered here: start unstride studio with it`);
+  const recipe = want.recipe === null ? model.recipes[0].key : want.recipe;
+  const picture = want.picture === null && model.samples.length ? model.samples[0].key : want.picture;
+  Object.assign(now, { model, recipe, picture });
+  pickers();
+  if (!model.recipes.some((r) => r.key === recipe)) return refuse(`the recipe "${recipe}" of this link is not here${recipe === "tuned" ? ": tune on the sample first" : ""}`);
+  history.replaceState(null, "", linked(want.states));
+  if (picture === null) return only(() => ask(`/api/layers?model=${model.key}`), report);
+  return only(() => ask(`/api/look?${question()}&sample=${encodeURIComponent(picture)}`, { method: "POST", body: "" }), (data) => show(data, want.states));
+}
+
+function refuse(message) {
+  now.turn++; // what is still being computed is not wanted any more
+  document.body.classList.remove("busy");
+  at("status").textContent = "";
+  fail(message);
+}
+
+const question = () => `model=${now.model.key}&recipe=${encodeURIComponent(now.recipe)}`;
+
 // -- choosing
 
-function models() {
-  at("model").replaceChildren(...now.catalogue.models.map((m) => draw.element("option", { value: m.key }, `${m.spec} · ${m.about}`)));
+function options(select, entries, chosen) {
+  select.replaceChildren(...entries.map(([value, text]) => draw.element("option", { value }, text)));
+  select.value = chosen;
+}
+
+function pickers() {
+  options(at("model"), now.catalogue.models.map((m) => [m.key, `${m.spec} · ${m.about}`]), now.model.key);
+  options(at("recipe"), now.model.recipes.map((r) => [r.key, r.title]), now.recipe);
+  at("tune").hidden = !now.model.tunes;
+  at("tuning").hidden = !now.model.tunes || !at("tuning-says").textContent;
   const { bytes, pixels } = now.catalogue.upload;
   at("limits").textContent = `It stays on this machine. Up to ${bytes >> 20} MB and ${pixels / 1e6} million pixels.`;
+  if (at("samples").dataset.model !== now.model.key) samples();
+  for (const button of at("samples").children) button.setAttribute("aria-pressed", String(button.dataset.key === now.picture));
 }
 
 function samples() {
+  at("samples").dataset.model = now.model.key;
+  at("layers").hidden = true;
   at("samples").replaceChildren(...now.model.samples.map((sample) => {
     const image = draw.element("img", { src: sample.data, alt: sample.title });
     image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 64));
     const button = draw.element("button", { type: "button", title: sample.title, "aria-pressed": "false", "data-key": sample.key }, image);
-    button.addEventListener("click", () => look({ sample: sample.key }));
+    button.addEventListener("click", () => go({ picture: sample.key }));
     return button;
   }));
 }
 
-async function pick(key) {
-  now.model = now.catalogue.models.find((m) => m.key === key);
-  samples();
-  at("layers").hidden = true;
-  if (now.picture && now.picture.file) await look(now.picture);
-  else if (now.model.samples.length) await look({ sample: now.model.samples[0].key });
-  else await only(() => ask(`/api/layers?model=${now.model.key}`), report);
+// Another model: an own photograph stays, a sample of another model does not, nor a recipe that this one has not.
+function pick(key) {
+  const model = now.catalogue.models.find((m) => m.key === key), own = now.picture && now.picture.startsWith("upload-");
+  const recipe = model.recipes.some((r) => r.key === now.recipe) ? now.recipe : model.recipes[0].key;
+  return go({ model, recipe, picture: own ? now.picture : model.samples.length ? model.samples[0].key : null });
 }
 
-function upload(file) {
+async function upload(file) {
   if (!file) return;
   const { bytes } = now.catalogue.upload;
   if (file.size > bytes) return fail(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MB; at most ${bytes >> 20} MB are allowed here`);
-  look({ file });
+  await only(() => ask(`/api/look?${question()}`, { method: "POST", body: file }), (data) => {
+    now.picture = data.picture;
+    history.pushState(null, "", linked());
+    pickers();
+    return show(data, null);
+  });
+}
+
+async function tuning() {
+  fail("");
+  try {
+    await tune(ask, now.catalogue.models.find((m) => m.tunes).key, async () => {
+      now.catalogue = await ask("/api/models");
+      now.model = now.catalogue.models.find((m) => m.key === now.model.key);
+      pickers();
+    });
+  } catch (error) {
+    fail(error.message);
+  }
 }
 
 // -- asking
-
-async function look(picture) {
-  now.picture = picture;
-  for (const button of at("samples").children) button.setAttribute("aria-pressed", String(button.dataset.key === picture.sample));
-  const chosen = "file" in picture ? "" : `&sample=${encodeURIComponent(picture.sample)}`;
-  await only(() => ask(`/api/look?model=${now.model.key}${chosen}`, { method: "POST", body: picture.file || "" }), show);
-}
 
 // Of several questions under way, the last one's answer is shown.
 async function only(question, answered) {
@@ -97,22 +164,28 @@ function report(data) {
   at("layers").hidden = false;
 }
 
-async function show(data) {
+async function show(data, states) {
   const photo = new Image();
   photo.src = data.image.data;
   await photo.decode();
   now.data = data;
   at("result").hidden = false;
-  const classes = data.task === "classification";
+  const classes = data.task === "classification", search = data.story === null;
   at("bars-title").textContent = classes ? "Plain against enhanced: probability" : "Plain against enhanced: share of the pixels";
-  at("strip-part").hidden = !classes;
+  at("recipe-says").textContent = data.recipe.split("\n").map((line) => line.trim()).join(" · ");
+  // A story's stages show what was seen and spent; a search shows it for every budget.
+  at("slider").hidden = at("tree-part").hidden = at("cost-part").hidden = !search;
+  at("columns").classList.toggle("told", !search);
+  at("strip-part").hidden = !classes || !search;
   const place = at(classes ? "pictures" : "pictures-wide"); // five pictures want the whole width
   at(classes ? "pictures-wide" : "pictures").replaceChildren();
   now.pictures = new draw.Pictures(place, data, photo);
-  at("tree-note").textContent = "Best first: the most confident state is changed at its next searched layer (L). Larger dots are more confident; the newest are shaded.";
-  const slider = at("budget");
-  slider.max = data.states.length;
-  slider.value = Math.min(now.budget, data.states.length);
+  at("pictures").hidden = !search;
+  at("story").replaceChildren();
+  if (!search) telling.story(at("story"), data);
+  const slider = at("budget"), all = data.states.length;
+  slider.max = all;
+  slider.value = search ? Math.min(states || data.budget, all) : all;
   report(data.layers);
   move();
 }
@@ -120,23 +193,33 @@ async function show(data) {
 function move() {
   const data = now.data;
   if (!data) return;
-  const budget = Number(at("budget").value), k = budget - 1;
+  const budget = Number(at("budget").value), k = budget - 1, search = data.story === null;
   const states = budget === 1 ? "1 state (plain)" : `${budget} states`;
   at("states").textContent = states;
   at("budget").setAttribute("aria-valuetext", `${states}, ${data.cost[k].toFixed(1)} times a plain forward`);
   at("headline").textContent = headline(data, k);
+  at("link").href = linked(search ? budget : null);
+  telling.answers(at("answers"), data, k, `with ${now.recipe}`);
   const facts = [
     [`${data.cost[k].toFixed(1)}x`, "cost: MACs of a plain forward"],
-    [draw.percent(data.agreement[k]), "agreement of the states"],
+    [draw.percent(data.agreement[k]), search ? "agreement of the states" : "agreement of the looks"],
     [data.spread[k].toFixed(3), "spread, nats"],
-    [`${budget} of ${data.layers.states.toLocaleString("en")}`, "states looked at"],
+    search ? [`${budget} of ${data.layers.states.toLocaleString("en")}`, "states looked at"] : [data.stopped, "why it ended"],
   ];
   at("facts").replaceChildren(...facts.map(([value, name]) => draw.element("div", {}, draw.element("b", {}, value), draw.element("span", {}, name))));
-  draw.tree(at("tree"), data, budget);
   draw.bars(at("bars"), data, budget);
-  if (data.task === "classification") draw.strip(at("strip"), data, budget);
-  draw.cost(at("cost"), data, budget);
+  if (search) {
+    draw.tree(at("tree"), data, budget);
+    draw.cost(at("cost"), data, budget);
+    if (data.task === "classification") draw.strip(at("strip"), data, budget);
+  }
   now.pictures.draw(budget);
+}
+
+// The slider is part of the link, but not of the history: back goes to another story.
+function slid() {
+  history.replaceState(null, "", linked(Number(at("budget").value)));
+  move();
 }
 
 function headline(data, k) {
@@ -144,7 +227,7 @@ function headline(data, k) {
   const best = (values) => values.indexOf(Math.max(...values));
   const [p, e] = [best(data.plain), best(data.enhanced[k])];
   const [before, after] = [draw.percent(data.plain[p]), draw.percent(data.enhanced[k][e])];
-  if (k === 0) return `${data.classes[p].name}, ${before}`;
+  if (k === 0 && before === after) return `${data.classes[p].name}, ${before}`;
   if (p === e) return `${data.classes[p].name}, ${before} plain, ${after} enhanced`;
   return `${data.classes[p].name} ${before} becomes ${data.classes[e].name} ${after}`;
 }
@@ -167,8 +250,7 @@ function play() {
   move();
   now.timer = setInterval(() => {
     slider.value = Number(slider.value) + 1;
-    now.budget = Number(slider.value);
-    move();
+    slid();
     if (slider.value === slider.max) stop();
   }, 450);
 }
@@ -177,7 +259,9 @@ function play() {
 
 at("model").addEventListener("change", (event) => pick(event.target.value));
 at("file").addEventListener("change", (event) => { upload(event.target.files[0]); event.target.value = ""; });
-at("budget").addEventListener("input", (event) => { stop(); now.budget = Number(event.target.value); move(); });
+at("recipe").addEventListener("change", (event) => go({ recipe: event.target.value }));
+at("tune").addEventListener("click", tuning);
+at("budget").addEventListener("input", () => { stop(); slid(); });
 at("play").addEventListener("click", play);
 for (const kind of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(kind, (event) => {
@@ -189,10 +273,15 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
 let resized;
 window.addEventListener("resize", () => { cancelAnimationFrame(resized); resized = requestAnimationFrame(move); });
 
+window.addEventListener("hashchange", follow);
+
 try {
   now.catalogue = await ask("/api/models");
-  models();
-  await pick(now.catalogue.models[0].key);
+  const tunes = now.catalogue.models.find((m) => m.tunes);
+  const told = tunes ? await ask(`/api/tune?model=${tunes.key}`) : null;
+  if (told) showTuning(told);
+  await follow();
+  if (told && told.state === "running") await tuning(); // begun before this page was opened
 } catch (error) {
   fail(error.message);
 }

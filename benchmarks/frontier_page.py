@@ -1,0 +1,237 @@
+"""README's table and picture, docs/results-frontier.md and docs/results-tune.md, from rows in benchmarks/*.csv alone.
+
+python -m benchmarks.frontier_page
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROWS = Path(__file__).with_suffix("").with_name("frontier.csv")
+RIVALS = ROWS.with_name("rivals.csv")
+ROOT = ROWS.parent.parent
+PAGE, TUNE, README = (ROOT / p for p in ("docs/results-frontier.md", "docs/results-tune.md", "README.md"))
+PICTURE = ROOT / "docs/images/frontier.svg"
+REAL = ("ImageNet", "CIFAR")  # what the names of real networks begin with; the others are ours
+BEGIN, END = "<!-- the table of benchmarks.frontier_page -->", "<!-- end of the table -->"
+Row = dict[str, str]
+HEAD = ("setting", "cost", "accuracy %", "gain", "corrected / corrupted", "NLL", "NLL, warm", "looks")
+
+
+def rows(path: Path = ROWS) -> list[Row]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def nets(every: Sequence[Row], start: tuple[str, ...] = ("",)) -> dict[str, list[Row]]:
+    names = sorted({r["net"] for r in every if r["net"].startswith(start)}, key=lambda n: (not n.startswith(REAL), n))
+    return {net: [r for r in every if r["net"] == net] for net in names}
+
+
+def found(mine: Sequence[Row], *names: str) -> Row | None:
+    """The best in accuracy of the named settings, as far as they were measured."""
+    there = [r for r in mine if r["setting"] in names]
+    return max(there, key=lambda r: float(r["gain"]), default=None)
+
+
+def cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    gain, low, high = (100 * float(row[k]) for k in ("gain", "low", "high"))
+    told = f"**{gain:+.2f}**" if low > 0 else f"{gain:+.2f}"
+    return f"{100 * float(row['accuracy']):.2f} at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]"
+
+
+COLUMNS = (
+    ("flip", ("flip",)),
+    ("multi-scale or five-crop", ("multi-scale", "five-crop")),
+    ("paper, 10 states", ("paper, 10 states",)),
+    ("ours, tuned for 1.5", ("tuned for 1.5",)),
+    ("ours, tuned for 4", ("tuned for 4",)),
+)
+
+
+def table(every: Sequence[Row]) -> str:
+    """A row per network: accuracy at its cost, gain over plain with its interval; what is surely better is bold."""
+    out = [
+        "| network (pictures) | plain | " + " | ".join(name for name, _ in COLUMNS) + " |",
+        "|---" * (2 + len(COLUMNS)) + "|",
+    ]
+    for net, mine in nets(every, REAL).items():
+        plain = mine[0]
+        cells = [cell(found(mine, *names)) for _, names in COLUMNS]
+        start = (f"{net} ({int(plain['pictures']):,})", f"{100 * float(plain['accuracy']):.2f}")
+        out.append("| " + " | ".join((*start, *cells)) + " |")
+    return "\n".join(out)
+
+
+def readme(text: str, every: Sequence[Row]) -> str:
+    """README with the table between its marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not after:
+        raise SystemExit(f"{README}: the marks of the table are missing: {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{table(every)}\n{END}{after}"
+
+
+def page(every: Sequence[Row]) -> str:
+    """docs/results-frontier.md."""
+    out = [
+        "# The frontier",
+        "",
+        "What is best at each cost on real networks, and what a user would do instead at its own. "
+        + answer(every)
+        + " Where the interval of a gain covers zero, the setting cannot be told from plain on these pictures.",
+        "",
+        "![Gain over cost, one line for tuned recipes, points for everything else](images/frontier.svg)",
+        "",
+        "Tuned rows were chosen on one half of the pictures and measured on the other, both ways. Gains are in points, "
+        "paired, with 95 % bootstrap intervals; cost is in plain forwards per picture; the warm NLL is after one "
+        "temperature that was fitted on the other half. Made by",
+        "",
+        "```bash",
+        "python -m benchmarks.frontier --assets DIR    # networks and pictures, which are not in the project: the rows",
+        "python -m benchmarks.frontier_page            # this page, its picture and README's table, from the rows",
+        "```",
+        "",
+        "`default` is what `unstride.enhance(model, example)` does. `alone` rows are single looks without the plain "
+        "one; `Field` shows more of the picture than the usual crop, `Size` is the side that the network gets.",
+    ]
+    for net, mine in nets(every).items():
+        count = int(mine[0]["pictures"])
+        out += ["", f"## {net}, {count:,} pictures", "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+        out += ["| " + " | ".join(_cells(r, count)) + " |" for r in mine]
+    return "\n".join(out) + "\n"
+
+
+def answer(every: Sequence[Row]) -> str:
+    """In a sentence: how often the tuned rows are ahead."""
+    told = []
+    for setting in ("tuned for 1.5", "tuned for 4"):
+        ours = [r for r in every if r["setting"] == setting and r["net"].startswith(REAL)]
+        if ours:
+            gains = [100 * float(r["gain"]) for r in ours]
+            sure = sum(float(r["low"]) > 0 for r in ours)
+            costs = [float(r["cost"]) for r in ours]
+            told.append(
+                f"{setting}: {min(gains):+.2f} to {max(gains):+.2f} points at a mean cost of {min(costs):.2f} to "
+                f"{max(costs):.2f}, measurable on {sure} of {len(ours)} networks"
+            )
+    return "; ".join(told).capitalize() + "."
+
+
+GOALS = (  # which networks, at most this cost, at least so many points
+    ("ImageNet", "ImageNet networks, pooled", 1.6, 1.0),
+    ("ImageNet", "ImageNet networks, pooled", 4.0, 1.5),
+    ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-20", 1.1, 0.5),
+    ("CIFAR-10 ResNet-56", "CIFAR-10 ResNet-56", 1.1, 0.5),
+    ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-20", 2.0, 1.0),
+)
+
+
+def tune_page(every: Sequence[Row], against: Sequence[Row]) -> str:
+    """docs/results-tune.md: the goals, and ours against each rival at the rival's own cost."""
+    goals = [(words, *pooled(every, start, cost), cost, wanted) for start, words, cost, wanted in GOALS]
+    reached = sum(gain >= wanted for _, gain, _, _, wanted in goals)
+    worse = [r for r in against if float(r["high"]) < 0]
+    unlikely = [r for r in against if float(r["likelier_high"]) < 0]
+    out = [
+        "# Tuning on real networks",
+        "",
+        f"{reached} of {len(goals)} goals that were set beforehand are reached. Tuned for the very cost of a flip, "
+        f"crops, scales or the paper's search, ours is measurably less accurate in {len(worse)} of {len(against)} "
+        f"comparisons and measurably less likely in {len(unlikely)}. Everything was tuned on one half of the pictures "
+        "and measured on the other, both ways.",
+        "",
+        "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`.",
+        "",
+        "## Goals",
+        "",
+        "| networks | at a mean cost of at most | gain wanted | gain | cost | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for words, gain, spent, cost, wanted in goals:
+        told = "reached" if gain >= wanted else "not reached"
+        out.append(f"| {words} | {cost:g} | {wanted:+.1f} | {gain:+.2f} | {spent:.2f} | {told} |")
+    out += ["", "## Against what a user would do instead, at its own cost", ""]
+    out += [
+        "Ours less theirs, with 95 % intervals: points of accuracy, and how much lower the NLL is after a temperature."
+    ]
+    out += ["", "| network | instead | its cost | our cost | points | NLL lower by | our looks |", "|---" * 7 + "|"]
+    for r in (r for rows_ in nets(against).values() for r in rows_):
+        points = f"{100 * float(r['points']):+.2f} [{100 * float(r['low']):+.2f}, {100 * float(r['high']):+.2f}]"
+        nll = f"{float(r['likelier']):+.4f} [{float(r['likelier_low']):+.4f}, {float(r['likelier_high']):+.4f}]"
+        costs = (f"{float(r['cost']):.2f}", f"{float(r['ours']):.2f}")
+        out.append(
+            "| " + " | ".join((r["net"], r["rival"], *costs, points, nll, r["what"].replace(" | ", "; "))) + " |"
+        )
+    return "\n".join(out) + "\n"
+
+
+def pooled(every: Sequence[Row], start: str, cost: float) -> tuple[float, float]:
+    """Mean gain in points, over pictures, and mean cost, of the rows that were tuned for this cost."""
+    mine = [r for r in every if r["net"].startswith(start) and r["setting"] == f"tuned for {cost:g}"]
+    count = sum(int(r["pictures"]) for r in mine)
+    gain, spent = (sum(int(r["pictures"]) * float(r[k]) for r in mine) / count for k in ("gain", "cost"))
+    return 100 * gain, spent
+
+
+def _cells(r: Row, count: int) -> tuple[str, ...]:
+    gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
+    told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
+    changed = "" if r["setting"] == "plain" else f"{r['corrected']} / {r['corrupted']}"
+    name = r["setting"] if int(r["pictures"]) == count else f"{r['setting']} (first {int(r['pictures']):,})"
+    numbers = (f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", told, changed)
+    return (name, *numbers, f"{float(r['nll']):.4f}", f"{float(r['warm']):.4f}", r["what"].replace(" | ", "; "))
+
+
+MARKS = {"flip": "o", "five-crop": "s", "multi-scale": "^", "multi-scale, flip": "v", "paper": "x", "default": "*"}
+
+
+def draw(every: Sequence[Row], path: Path) -> None:
+    """A panel per network: gain over cost, our line, everything else as points."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "unstride"  # the same rows, the same bytes
+    from matplotlib import pyplot
+
+    of = nets(every, REAL)
+    figure, panels = pyplot.subplots(1, len(of), figsize=(3.1 * len(of), 3.4), squeeze=False, layout="constrained")
+    for panel, (net, mine) in zip(panels[0], of.items(), strict=True):
+        ours = sorted((r for r in mine if r["setting"].startswith("tuned")), key=lambda r: float(r["cost"]))
+        x = [1.0, *(float(r["cost"]) for r in ours)]
+        panel.axhline(0, color="0.8", linewidth=1, zorder=0)
+        panel.plot(x, [0.0, *(100 * float(r["gain"]) for r in ours)], "-", color="C3", label="ours, tuned", zorder=3)
+        panel.fill_between(
+            x, *([0.0, *(100 * float(r[k]) for r in ours)] for k in ("low", "high")), color="C3", alpha=0.12, zorder=1
+        )
+        for k, (name, mark) in enumerate(MARKS.items()):
+            points = [
+                r for r in mine if r["setting"] == name or (r["setting"].startswith(name + ", ") and name == "paper")
+            ]
+            panel.plot(
+                [float(r["cost"]) for r in points],
+                [100 * float(r["gain"]) for r in points],
+                mark, color=f"C{(0, 1, 2, 4, 7, 3)[k]}", label=name, markersize=7, zorder=2,
+            )  # fmt: skip
+        panel.set(title=net, xlabel="cost, plain forwards", xscale="log", xticks=[1, 2, 4, 8], xlim=(0.95, 13))
+        panel.set_xticklabels(["1", "2", "4", "8"])
+        panel.minorticks_off()
+    panels[0][0].set_ylabel("gain in accuracy, points")
+    handles, labels = panels[0][-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    every = rows()
+    PAGE.write_text(page(every), encoding="utf-8")
+    TUNE.write_text(tune_page(every, rows(RIVALS)), encoding="utf-8")
+    draw(every, PICTURE)
+    README.write_text(readme(README.read_text(encoding="utf-8"), every), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""What looks bring to tasks without classes, on real weights: neighbours of embeddings, finer dense features.
+
+    python -m benchmarks.tasks --assets DIR            # docs/results-tasks.csv and the page made of it
+    python -m benchmarks.tasks --page                  # the page alone, from the rows that are there
+
+Neighbours: penultimate features of the nets of `benchmarks.nets`, a gallery from one part of the pictures and queries
+from another; the same looks for both. Dense features: MobileNetV2 at stride 16, a linear probe of CamVid's classes,
+trained on some training frames and measured on test frames, at every second pixel. Every row has its cost.
+"""
+
+import argparse
+import csv
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+import unstride
+from benchmarks import nets
+from unstride.procedure.features import phases
+from unstride.procedure.looks import Merged
+from unstride.procedure.meaning import TASKS
+from unstride.procedure.stitch import sample
+from unstride.proof import measures, metrics
+from unstride.views.policies import parse_view
+
+ROOT = Path(__file__).parent.parent
+ROWS, PAGE = ROOT / "docs" / "results-tasks.csv", ROOT / "docs" / "results-tasks.md"
+FIELDS = (
+    "part",
+    "net",
+    "queries",
+    "setting",
+    "cost",
+    "measure",
+    "value",
+    "gain",
+    "low",
+    "high",
+    "corrected",
+    "corrupted",
+)
+PLAIN, MIRROR = parse_view("plain"), parse_view("mirror")
+STATES = 4
+SETTINGS: dict[str, Callable[[bool, int], bool]] = {  # (is it mirrored, number of the state) -> is it taken
+    "plain": lambda mirrored, state: not mirrored and state == 0,
+    "flip": lambda mirrored, state: state == 0,
+    "near:2": lambda mirrored, state: not mirrored and state < 2,
+    "near:4": lambda mirrored, state: not mirrored,
+    "flip and near:4": lambda mirrored, state: not mirrored or state == 0,
+    "flip in near:4": lambda mirrored, state: True,
+}
+
+
+# -------------------------------------------------------------------------------------------------------- neighbours
+
+
+def looks(better: unstride.Enhanced, images: Tensor, size: int = 50) -> dict[tuple[bool, int], Tensor]:
+    """(mirrored, state) -> vectors (N, C), of all pictures."""
+    found: dict[tuple[bool, int], list[Tensor]] = {}
+    for start in range(0, len(images), size):
+        for p in better.explain(images[start : start + size]):
+            seen: dict[bool, int] = {False: 0, True: 0}
+            for v in p.states:
+                mirrored = v.view == MIRROR
+                found.setdefault((mirrored, seen[mirrored]), []).append(v.logits.flatten())
+                seen[mirrored] += 1
+    return {look: torch.stack(vectors) for look, vectors in found.items()}
+
+
+def merged(found: dict[tuple[bool, int], Tensor], taken: Callable[[bool, int], bool]) -> Tensor:
+    out = Merged("directions", TASKS["embedding"])
+    for look, vectors in found.items():
+        if taken(*look):
+            out.add(len(vectors), list(range(len(vectors))), vectors, 1.0, 1.0)
+    return F.normalize(out.logits())
+
+
+def cost(better: unstride.Enhanced, image: Tensor, taken: Callable[[bool, int], bool]) -> float:
+    """In plain forwards; states of one view share their prefixes."""
+    spent = 0.0
+    for mirrored in (False, True):
+        count = sum(taken(mirrored, state) for state in range(STATES))
+        if count:
+            stage = unstride.Stage((PLAIN,), f"near:{count}")
+            spent += better.with_options(stages=(stage,)).stage_costs(image)[-1]
+    return spent
+
+
+def neighbours(name: str, model: nn.Module, gallery: Any, queries: Any, k: int) -> Iterator[dict[str, Any]]:
+    (near, near_labels), (far, labels) = gallery, queries
+    stage = unstride.Stage((PLAIN, MIRROR), f"near:{STATES}")
+    better = unstride.enhance(model, near[:1], recipe=unstride.Recipe(task="embedding", stages=(stage,)))
+    one, other = looks(better, near), looks(better, far)
+    right: dict[str, Any] = {}
+    for setting, taken in SETTINGS.items():
+        cosine = merged(other, taken) @ merged(one, taken).T
+        votes = near_labels[cosine.topk(k, 1).indices]
+        right[setting] = (measures.voted(votes) == labels).numpy()
+        change = right[setting].astype(np.float64) - right["plain"]
+        low, high = metrics.bootstrap(change)
+        yield {
+            "part": "neighbours",
+            "net": name,
+            "queries": len(labels),
+            "setting": setting,
+            "cost": cost(better, near[:1], taken),
+            "measure": f"{k}-NN accuracy",
+            "value": float(right[setting].mean()),
+            "gain": float(change.mean()),
+            "low": low,
+            "high": high,
+            "corrected": int((change > 0).sum()),
+            "corrupted": int((change < 0).sum()),
+        }
+
+
+def headless(model: nn.Module, attribute: str) -> nn.Module:
+    """Without its classifier: the penultimate features are what it returns."""
+    owner: Any = model
+    *path, last = attribute.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, last, nn.Identity())
+    return model
+
+
+def some(pair: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
+    step = max(1, len(pair[0]) // count)
+    return pair[0][::step][:count], pair[1][::step][:count]
+
+
+def of_cifar(depth: int) -> Callable[[Path, float], Iterator[dict[str, Any]]]:
+    def rows(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
+        bench = nets.cifar(assets, depth)
+        parts = some(bench.fit, round(5000 * scale)), some(bench.test, round(5000 * scale))
+        yield from neighbours(bench.name, headless(bench.model, "linear"), *parts, 20)
+
+    return rows
+
+
+def of_imagenet(name: str, attribute: str, stats: Any) -> Callable[[Path, float], Iterator[dict[str, Any]]]:
+    def rows(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
+        model, folder = headless(nets.imagenet(assets, name, 1).model, attribute), assets / "imagenet"
+        zips = ("val_1k_256.zip", "val_1k_b_256.zip")
+        pairs = [nets.zipped(folder / z, stats, round(1000 * scale)) for z in zips]
+        assert torch.equal(pairs[0][1], pairs[1][1])  # a picture of each class in the gallery, another as the query
+        yield from neighbours(f"ImageNet {name}", model, *pairs, 1)
+
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------- dense features
+
+
+def frames(assets: Path, split: str, count: int) -> tuple[Tensor, Tensor]:
+    """CamVid pictures (N, 3, 176, 240), prepared for MobileNetV2, and their masks (N, 176, 240), 11 is void."""
+    images, masks = [], []
+    with zipfile.ZipFile(assets / "camvid" / "camvid_240x180.zip") as archive:
+        names = sorted(n for n in archive.namelist() if f"{split}/images/" in n and n.endswith(".jpg"))
+        for name in names[:: max(1, len(names) // count)][:count]:
+            image = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
+            mask = Image.open(io.BytesIO(archive.read(name.replace("/images/", "/masks/").replace(".jpg", ".png"))))
+            images.append(torch.from_numpy(np.asarray(image)[2:178].copy()).permute(2, 0, 1))
+            masks.append(torch.from_numpy(np.asarray(mask)[2:178].astype(np.int64)))
+    return nets.normalise(torch.stack(images), nets.HALF), torch.stack(masks)
+
+
+def pixels(features: Tensor, finer: int, size: tuple[int, int]) -> Tensor:
+    """Features (B, C, f h, f w) at every second pixel: cell i of a finer map lies at i / f of the plain map's."""
+    at = []
+    for n, extent in zip(features.shape[2:], size, strict=True):
+        cells = n / finer
+        at.append((((torch.arange(0, extent, 2) + 0.5) * cells / extent - 0.5) * finer).clamp(0, n - 1))
+    return sample(features.float(), at)
+
+
+Way = tuple[str, float, Callable[[Tensor], Tensor]]
+
+
+def ways(model: nn.Module, example: Tensor) -> list[Way]:
+    """(name, cost in plain forwards, pictures -> features at every second pixel)."""
+    better = unstride.enhance(model, example, task="features")
+    plain = better.with_options(stages=(unstride.Stage(),))
+    size = (int(example.shape[2]), int(example.shape[3]))
+    out: list[Way] = [("plain, bilinear", 1.0, lambda x: pixels(plain.features(x), 1, size))]
+    plan = better.plan
+    for finer in (2, 4):
+        spent = plan.engine.trie_macs(phases(plan, finer)) / plan.engine.trie_macs([plan.found.space.zero])
+        out.append((f"stitched, finer={finer}", spent, lambda x, f=finer: pixels(better.features(x, finer=f), f, size)))
+    out.append(("near:4, averaged", better.stage_costs(example)[-1], lambda x: pixels(better.features(x), 1, size)))
+    flip = better.with_options(recipe="flip")
+    out.append(("flip, averaged", 2.0, lambda x: pixels(flip.features(x), 1, size)))
+    for scale in (1.5, 2.0):
+        larger = [round(n * scale / 16) * 16 for n in size]
+
+        def enlarged(x: Tensor, larger: list[int] = larger) -> Tensor:
+            return pixels(plain.features(F.interpolate(x, larger, mode="bicubic", antialias=True)), 1, size)
+
+        out.append((f"{scale:g} times larger input", larger[0] * larger[1] / (size[0] * size[1]), enlarged))
+    return out
+
+
+def boundary(masks: Tensor, reach: int = 2) -> Tensor:
+    """Pixels within `reach` of one with another label."""
+    padded = F.pad(masks.float()[:, None], (reach,) * 4, mode="replicate")
+    side = 2 * reach + 1
+    return (F.max_pool2d(padded, side, 1) != -F.max_pool2d(-padded, side, 1))[:, 0]
+
+
+def probe(train: tuple[Tensor, Tensor], classes: int = 11, steps: int = 300) -> Callable[[Tensor], Tensor]:
+    """A linear classifier of feature vectors (N, C), the same start and steps for every way."""
+    torch.manual_seed(0)
+    x, y = train
+    mean, std = x.mean(0), x.std(0).clamp(min=1e-6)
+    layer = nn.Linear(x.shape[1], classes)
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.02, weight_decay=1e-3)
+    x = (x - mean) / std
+    with torch.enable_grad():
+        for _ in range(steps):
+            optimiser.zero_grad()
+            F.cross_entropy(layer(x), y).backward()
+            optimiser.step()
+    return lambda z: layer((z - mean) / std)
+
+
+def labelled(way: Way, images: Tensor, masks: Tensor, each: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(vectors (P, C), labels (P,), near a boundary (P,)) of each frame; `each`: so many pixels, spread evenly."""
+    edges = boundary(masks)
+    for i in range(len(images)):
+        vectors = way[2](images[i : i + 1])[0].flatten(1).T
+        label, edge = (t[i, ::2, ::2].flatten() for t in (masks, edges))
+        known = (label < 11).nonzero()[:, 0]
+        known = known if each is None else known[:: max(1, len(known) // each)]
+        yield vectors[known], label[known], edge[known]
+
+
+def dense(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
+    import timm
+
+    model = timm.create_model("mobilenetv2_100", pad_type="same", features_only=True, out_indices=(3,))
+    weights = nets.load_file(assets / "imagenet" / "mobilenetv2_100_same.safetensors")
+    model.load_state_dict(weights, strict=False)
+    train, test = (frames(assets, s, max(4, round(n * scale))) for s, n in (("train", 60), ("test", 40)))
+    scores: dict[str, dict[str, Any]] = {}
+    for way in ways(model.eval(), train[0][:1]):
+        parts = list(labelled(way, *train, 300))
+        classify = probe((torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])))
+        right = {"pixel accuracy": [], "boundary accuracy": []}
+        for vectors, label, edge in labelled(way, *test, None):
+            same = (classify(vectors).argmax(1) == label).double()
+            right["pixel accuracy"].append(float(same.mean()))
+            right["boundary accuracy"].append(float(same[edge].mean()))
+        scores[way[0]] = right
+        for measure, values in right.items():
+            change = np.array(values) - np.array(scores["plain, bilinear"][measure])
+            low, high = metrics.bootstrap(change)
+            yield {
+                "part": "dense features",
+                "net": "MobileNetV2, stride 16, CamVid",
+                "queries": len(values),
+                "setting": way[0],
+                "cost": way[1],
+                "measure": measure,
+                "value": float(np.mean(values)),
+                "gain": float(change.mean()),
+                "low": low,
+                "high": high,
+                "corrected": "",
+                "corrupted": "",
+            }
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def page(rows: list[dict[str, str]]) -> str:
+    lines = [
+        "# Tasks without classes, measured",
+        "",
+        "Made by `python -m benchmarks.tasks --assets DIR` (the networks and pictures are not in the project); the "
+        "rows are in `results-tasks.csv`. Gains are paired, with 95 % bootstrap intervals over queries, or over "
+        "frames. Cost is in plain forwards.",
+    ]
+    for part, words in (("neighbours", NEIGHBOURS), ("dense features", DENSE)):
+        lines += ["", f"## {part.capitalize()}", "", words]
+        mine = [r for r in rows if r["part"] == part]
+        for net, measure in dict.fromkeys((r["net"], r["measure"]) for r in mine):
+            chosen = [r for r in mine if (r["net"], r["measure"]) == (net, measure)]
+            lines += ["", f"### {net}, {measure}, {int(chosen[0]['queries']):,} {UNITS[part]}", ""]
+            lines += ["| setting | cost | % | gain, points | verdict |", "|---|---|---|---|---|"]
+            lines += [_line(r) for r in chosen]
+            lines += ["", _in_short(chosen)]
+    return "\n".join(lines) + "\n"
+
+
+PARTS: dict[str, Callable[[Path, float], Iterator[dict[str, Any]]]] = {
+    "dense": dense,
+    "cifar20": of_cifar(20),
+    "cifar56": of_cifar(56),
+    "mobilenetv2": of_imagenet("mobilenetv2", "classifier", nets.HALF),
+    "resnet50": of_imagenet("resnet50", "net.fc", nets.CAFFE),
+}
+UNITS = {"neighbours": "queries", "dense features": "frames"}
+NEIGHBOURS = (
+    "The label that most of a query's nearest gallery pictures have (20 on CIFAR-10; on ImageNet one, because the "
+    "gallery has one picture of each class). Gallery and queries take the same looks; vectors are merged as unit "
+    "vectors."
+)
+DENSE = (
+    "A linear probe on the features of every pixel: bilinear between the cells of the plain map, between those of a "
+    "stitched one, or of a larger input. Boundary accuracy is of the pixels within two of another label."
+)
+
+
+def _verdict(r: dict[str, str]) -> str:
+    return "helps" if float(r["low"]) > 0 else "hurts" if float(r["high"]) < 0 else "no measurable effect"
+
+
+def _in_short(rows: list[dict[str, str]]) -> str:
+    """Which settings help, which do not, and which are best for what they cost: in a sentence made from the rows."""
+    told = []
+    for verdict in ("helps", "hurts", "no measurable effect"):
+        names = [r["setting"] for r in rows[1:] if _verdict(r) == verdict]
+        if names:
+            told.append(f"{verdict}: {', '.join(names)}")
+    best = max(rows, key=lambda r: (float(r["value"]), -float(r["cost"])))
+    return (
+        f"{'; '.join(told).capitalize()}. The best is {best['setting']}, at {float(best['cost']):.2f} plain forwards."
+    )
+
+
+def _line(r: dict[str, str]) -> str:
+    gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
+    told = "" if float(r["cost"]) == 1 else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
+    verdict = _verdict(r) if told else ""
+    return f"| {r['setting']} | {float(r['cost']):.2f} | {100 * float(r['value']):.2f} | {told} | {verdict} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--assets", type=Path, help="folder with the networks and pictures")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of pictures")
+    parser.add_argument("--only", choices=PARTS, help="one part; the rows of the others are kept")
+    parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
+    asked = parser.parse_args()
+    if not asked.page:
+        if asked.assets is None:
+            parser.error("--assets: wanted the folder with the networks and pictures")
+        torch.set_num_threads(1)
+        for part, rows in PARTS.items():
+            if asked.only in (None, part):
+                with torch.no_grad():
+                    _write(rows(asked.assets, asked.scale))
+    PAGE.write_text(page(_read()), encoding="utf-8")
+
+
+def _write(rows: Iterator[dict[str, Any]]) -> None:
+    """Each row as it is made, in the place of an older one of the same kind."""
+    for row in rows:
+        print(row, flush=True)
+        new = {k: str(round(v, 5) if isinstance(v, float) else v) for k, v in row.items()}
+        key = ("part", "net", "setting", "measure")
+        kept = [r for r in _read() if any(r[k] != new[k] for k in key)]
+        with ROWS.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows([*kept, new])
+
+
+def _read() -> list[dict[str, str]]:
+    if not ROWS.is_file():
+        return []
+    with ROWS.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""What tuning will take before it starts, and how long recipes take beside the user's own network."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unstride.enhanced import Enhanced
+from unstride.procedure.looks import Look
+from unstride.tuning.pool import Work
+from unstride.views.canvas import Source
+from unstride.views.policies import IDENTITY, View
+
+SECONDS = 15.0  # for timing all recipes together
+PAPER_FORWARDS = 8.0  # of the paper's ten states, roughly: only for the estimate
+
+
+def estimate(
+    better: Enhanced, source: Source, looks: Sequence[Look], work: dict[View, Work], pictures: int, paper: bool
+) -> str:
+    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB on disk`."""
+    plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
+    by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
+    each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
+    few = source.rows(range(min(4, len(source))))
+    out = _seconds(lambda: better.plain(few.see(IDENTITY))) / len(few) * each * pictures
+    classes = int(better.plain(source.rows([0]).see(IDENTITY)).shape[1])
+    size = 4 * classes * pictures * len(looks) / 1e6
+    beside = ", the paper's search beside them" if paper else ""
+    return (
+        f"{pictures:,} pictures in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "
+        f"about {_duration(out)}, {max(size, 0.1):.1f} MB on disk"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _seconds(run: Callable[[], Any], warm: int = 1) -> float:
+    with torch.no_grad():
+        for _ in range(warm):
+            run()
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+
+def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -> list[float]:
+    """Each recipe's time on pictures as multiples of the user's own plain forward on them, in turns in one run.
+
+    As many pictures, at most 64, as go through all recipes twice in about 15 seconds.
+    """
+    model = recipes[0].plans.plain
+    each = _seconds(lambda: model(source.rows([0]).see(IDENTITY)))
+    count = int(SECONDS / max(1e-9, each * 2 * (sum(costs) + len(costs))))
+    some = source.rows(range(max(1, min(64, len(source), count))))
+    fastest: list[list[float]] = [[] for _ in recipes]
+    plain: list[float] = []
+    for turn in range(2):
+        for k, better in enumerate(recipes):
+            plain.append(_seconds(lambda: model(some.see(IDENTITY)), warm=0))
+            fastest[k].append(_seconds(lambda better=better: better(some), warm=1 - turn))  # type: ignore[misc]
+    return [min(own) / min(plain) for own in fastest]

@@ -1,0 +1,81 @@
+"""Networks of other tasks, small and with random weights: taken for what they are, and the same law for all of them.
+
+The whole list is `tests/task_nets.py`, swept by `benchmarks/coverage.py`; here are the ones that differ most.
+"""
+
+import pytest
+import task_nets
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import unstride
+from unstride.errors import CaptureError
+
+QUICK = ["hf-dinov2-registers", "hf-siglip", "hf-dpt", "timm-features"]
+
+
+def ready(name: str) -> tuple[torch.nn.Module, Tensor]:
+    pytest.importorskip("transformers" if name.startswith("hf") else "timm")
+    torch.manual_seed(0)
+    model, sizes, channels = task_nets.build(f"tasks:{name}")
+    return model.eval(), torch.randn(2, channels, sizes[0], sizes[0])
+
+
+def leaves(output: object) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(output) if isinstance(t, Tensor)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n, task in task_nets.TASKS.items() if task],
+)
+def test_a_network_of_another_task(name: str) -> None:
+    model, images = ready(name)
+    better = unstride.enhance(model, images[:1], recipe="default")
+    assert better.task == task_nets.TASKS[name] and not better.assumed
+    with torch.no_grad():
+        plain = model(images)
+    got = better(images)
+    assert type(got) is type(plain)
+    for a, b in zip(leaves(got), leaves(plain), strict=True):
+        assert a.shape == b.shape and bool(a.isfinite().all())
+    again = better.with_options(stages=(unstride.Stage(),))(images)  # one look is the model itself
+    for a, b in zip(leaves(again), leaves(plain), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    alone = better(images[:1])  # an image does not see the others
+    for a, b in zip(leaves(got), leaves(alone), strict=True):
+        torch.testing.assert_close(a[:1], b, atol=1e-4, rtol=1e-3)
+    if better.task == "embedding" and better.plan.found.space.rates[-1] != (1, 1):
+        fine = unstride.enhance(model, images[:1], task="features").features(images, finer=2)
+        coarse = unstride.enhance(model, images[:1], task="features").features(images)
+        assert fine.shape[2:] == tuple(2 * n for n in coarse.shape[2:])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("torchvision-flow", marks=pytest.mark.slow),
+        pytest.param("hf-mask2former", marks=pytest.mark.slow),
+        pytest.param("timm-naflex", marks=pytest.mark.slow),
+        "torchvision-detector",
+    ],
+)
+def test_what_cannot_be_enhanced(name: str) -> None:
+    model, images = ready(name)
+    with pytest.raises(CaptureError) as told:
+        unstride.enhance(model, images[:1])
+    assert len(str(told.value)) < 400 and type(model).__name__ in str(told.value)
+
+
+def test_the_backbone_of_a_detector() -> None:
+    """Every map of its pyramid, in its own dict: what the rest of the detector takes."""
+    detector, images = ready("torchvision-detector")
+    better = unstride.enhance(detector.backbone, images[:1], task="features", recipe="flip")
+    with torch.no_grad():
+        plain, flipped = detector.backbone(images), detector.backbone(images.flip(-1))
+    found = better(images)
+    assert type(found) is type(plain) and list(found) == list(plain)
+    for name, value in found.items():
+        torch.testing.assert_close(value, (plain[name] + flipped[name].flip(-1)) / 2, atol=1e-5, rtol=1e-4)
+    assert better.out_channels == detector.backbone.out_channels
