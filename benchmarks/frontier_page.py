@@ -24,7 +24,8 @@ def rows(path: Path = ROWS) -> list[Row]:
 
 
 def nets(every: Sequence[Row], start: tuple[str, ...] = ("",)) -> dict[str, list[Row]]:
-    names = sorted({r["net"] for r in every if r["net"].startswith(start)}, key=lambda n: (not n.startswith(REAL), n))
+    names = {r["net"] for r in every if r["net"].startswith(start)}
+    names = sorted(names, key=lambda n: (next((k for k, real in enumerate(REAL) if n.startswith(real)), 9), n))
     return {net: [r for r in every if r["net"] == net] for net in names}
 
 
@@ -34,12 +35,13 @@ def found(mine: Sequence[Row], *names: str) -> Row | None:
     return max(there, key=lambda r: float(r["gain"]), default=None)
 
 
-def cell(row: Row | None) -> str:
+def cell(row: Row | None, pictures: str) -> str:
     if row is None:
         return "-"
     gain, low, high = (100 * float(row[k]) for k in ("gain", "low", "high"))
     told = f"**{gain:+.2f}**" if low > 0 else f"{gain:+.2f}"
-    return f"{100 * float(row['accuracy']):.2f} at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]"
+    few = "" if row["pictures"] == pictures else f" (first {row['pictures']})"
+    return f"{100 * float(row['accuracy']):.2f} at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]{few}"
 
 
 COLUMNS = (
@@ -59,7 +61,7 @@ def table(every: Sequence[Row]) -> str:
     ]
     for net, mine in nets(every, REAL).items():
         plain = mine[0]
-        cells = [cell(found(mine, *names)) for _, names in COLUMNS]
+        cells = [cell(found(mine, *names), plain["pictures"]) for _, names in COLUMNS]
         start = (f"{net} ({int(plain['pictures']):,})", f"{100 * float(plain['accuracy']):.2f}")
         out.append("| " + " | ".join((*start, *cells)) + " |")
     return "\n".join(out)
