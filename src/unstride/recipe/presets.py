@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def _default(task: str, axes: int = 2) -> Recipe:
     gated = "margin" in TASKS[task].gates and not TASKS[task].maps
     gate = Gate("margin", below=0.5) if gated else None
     again = Stage(states=SIGNAL_STATES, gate=gate) if axes == 1 else _looks("mirror", gate=gate)
-    if gated and axes > 1:  # by the table of the frontier: half as much is as good where mirrors help, and spares others
+    if (
+        gated and axes > 1
+    ):  # measured: half the weight is as good where mirrors help, and spares networks that know none
         again = replace(again, weights=(0.5,))
     return Recipe("default", task, (_looks("plain"), again), merge=_merge(task))
 
