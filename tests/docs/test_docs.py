@@ -120,21 +120,30 @@ def test_examples_run(
     assert capsys.readouterr().out.strip()
 
 
-def test_readme_is_true() -> None:
+def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Python runs (offline: random weights, small images), its commands and make targets exist, so do its links."""
     from unstride.cli import app
 
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    code = dict(re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))["python"]
+    first, second = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    code = first
     for ours, quick in (("pretrained=True", "pretrained=False"), ("224, 224", "64, 64"), ("resnet50", "resnet18")):
         assert ours in code
         code = code.replace(ours, quick)
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     assert names["logits"].shape == (8, 1000)  # type: ignore[attr-defined]
+    images = torch.randn(40, 3, 64, 64)
+    names["loader"] = [(images[:20], torch.arange(20)), (images[20:], torch.arange(20))]
+    monkeypatch.chdir(tmp_path)
+    exec(
+        compile(second.replace("cost=1.5", "cost=1.5, pool='small', paper=False, frontier=False"), "README.md", "exec"),
+        names,
+    )
+    assert (tmp_path / "tuned.toml").is_file()
     group = typer.main.get_command(app)
     lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match(r"unstride \w", line)]
-    assert len(lines) >= 5
+    assert len(lines) >= 2
     for line in lines:
         _, name, *words = shlex.split(line)
         group.commands[name].make_context(name, words)  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ def _by_shape(shapes: Sequence[tuple[int, ...]], example: Tensor) -> tuple[str, 
         coarse = min(maps, key=lambda s: s[-1])
         if len(maps) > 2 or min(s[-1] * _SEGMENTS for s in maps) < example.shape[-1]:
             return "features", coarse  # a pyramid
-    for shape in shapes:
+    for shape in sorted(shapes, key=lambda s: len(s) < 2):  # single numbers often stand beside the scores
         if len(shape) == 2:
             return "classification", shape
         if len(shape) > 2 and set(shape[2:]) == {1}:
