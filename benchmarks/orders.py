@@ -142,8 +142,8 @@ def verdict(rows: Sequence[dict[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--nets", nargs="+", default=["cifar20", "cifar56", "mobilenetv2"])
-    parser.add_argument("--limit", type=int, default=400)
+    parser.add_argument("--nets", nargs="+", default=["cifar20", "mobilenetv2"])
+    parser.add_argument("--limit", type=int, default=200)
     args = parser.parse_args()
     rows = [row for net in args.nets for row in measure(args.assets, net, args.limit)]
     with ROWS.open("w", newline="") as file:
