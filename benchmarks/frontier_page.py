@@ -40,8 +40,10 @@ def cell(row: Row | None, pictures: str) -> str:
         return "-"
     gain, low, high = (100 * float(row[k]) for k in ("gain", "low", "high"))
     told = f"**{gain:+.2f}**" if low > 0 else f"{gain:+.2f}"
-    few = "" if row["pictures"] == pictures else f" (first {row['pictures']})"
-    return f"{100 * float(row['accuracy']):.2f} at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]{few}"
+    gained = f"at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]"
+    if row["pictures"] != pictures:  # its accuracy is that of other pictures
+        return f"{gained} (first {row['pictures']})"
+    return f"{100 * float(row['accuracy']):.2f} {gained}"
 
 
 COLUMNS = (
