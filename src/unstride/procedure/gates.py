@@ -108,8 +108,11 @@ class Stage:
             return space.nearest(near_count(self.states))
         return tuple(dict.fromkeys(space.parse(s) for s in self.states))
 
+    def _weighed(self, view: View) -> str:
+        return f" (weight {self.weight(view):g})" if self.weight(view) != 1 else ""
+
     def __str__(self) -> str:
-        looks = " and ".join("plain" if v == IDENTITY else str(v) for v in self.views)
+        looks = " and ".join(("plain" if v == IDENTITY else str(v)) + self._weighed(v) for v in self.views)
         if self.states != "plain":
             looks += f" in {self.states if isinstance(self.states, str) else f'{len(self.states)} states'}"
         return looks if self.gate is None else f"where {self.gate}: {looks}"
