@@ -191,10 +191,9 @@ def real(assets: Path, name: str, limit: int | None = None) -> Real:
     both = [zipped(folder / z, ((0.0,) * 3, (1.0,) * 3), None, 256) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
     x, y = torch.cat([b[0] for b in both]), torch.cat([b[1] for b in both])
     x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in (x, y))
-    if name == "resnet50":
-        mean = torch.tensor([103.939, 116.779, 123.68]).view(1, 3, 1, 1)
-        return Real("ImageNet ResNet-50", caffe_resnet50(folder), _canvases(x.flip(1) * 255 - mean, y, 224))
-    return Real(f"ImageNet {name}", imagenet(assets, name, 1).model, _canvases((x - 0.5) / 0.5, y, 224))
+    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (CAFFE if name == "resnet50" else HALF))
+    bench = imagenet(assets, name, 1)
+    return Real(bench.name, bench.model, _canvases((x - mean) / std, y, 224))
 
 
 def _garments(unmoved: bool, limit: int | None) -> Real:
@@ -225,21 +224,6 @@ def _garments(unmoved: bool, limit: int | None) -> Real:
 
 def _canvases(x: Tensor, y: Tensor, crop: int | None) -> list[tuple[Canvas, Tensor]]:
     return [(Canvas(x[i : i + 64], crop=crop), y[i : i + 64]) for i in range(0, len(x), 64)]
-
-
-def caffe_resnet50(folder: Path) -> nn.Module:
-    """The original weights: stride on the first convolution of a stage, its batch norms' own epsilon."""
-    import torchvision
-
-    model = torchvision.models.resnet50(weights=None)
-    for stage in (model.layer2, model.layer3, model.layer4):
-        stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
-    for m in model.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.eps = 1e-3
-    stored = load_file(folder / "resnet50_caffe_fp16.safetensors")
-    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in stored.items()})
-    return model.eval()
 
 
 def zipped(

@@ -174,16 +174,18 @@ def tally() -> Iterator[Tally]:
     assert found.tried
 
 
+REST = {  # what a command needs beside its model
+    "predict": ("a.png",),
+    "evaluate": ("--data", DATA),
+    "fit": ("--data", DATA, "--out", "f.safetensors"),
+    "studio": ("--port", "0"),
+}
+
+
 @pytest.mark.parametrize("command", ["inspect", "predict", "evaluate", "fit", "bench", "studio"])
 def test_specs(here: Path, tally: Tally, command: str) -> None:
-    rest = {
-        "predict": ("a.png",),
-        "evaluate": ("--data", DATA),
-        "fit": ("--data", DATA, "--out", "f.safetensors"),
-        "studio": ("--port", "0"),
-    }.get(command, ())
     for spec in SPECS:
-        tally.command(command, spec, *rest)
+        tally.command(command, spec, *REST.get(command, ()))
 
 
 @pytest.mark.parametrize("command", ["evaluate", "fit"])
@@ -200,14 +202,8 @@ def test_images(here: Path, tally: Tally) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "predict", "evaluate", "fit", "bench", "studio"])
 def test_weights(here: Path, tally: Tally, command: str) -> None:
-    rest = {
-        "predict": ("a.png",),
-        "evaluate": ("--data", DATA),
-        "fit": ("--data", DATA, "--out", "f.safetensors"),
-        "studio": ("--port", "0"),
-    }.get(command, ())
     for weights in WEIGHTS:
-        tally.command(command, NET, *rest, "--weights", weights)
+        tally.command(command, NET, *REST.get(command, ()), "--weights", weights)
 
 
 def test_options(here: Path, tally: Tally) -> None:

@@ -52,7 +52,6 @@ class Measure:
 
 
 _TOP = (("top-1", "top1"), ("top-5", "top5"), ("NLL", "nll"), ("ECE", "ece"), ("Brier", "brier"))
-_IOU = (("mIoU", "miou"), ("Dice", "dice"), ("aAcc", "aacc"), ("mAcc", "macc"))
 _MAPS: dict[str, Any] = {"batch": 4, "shard": 16}
 PERCENT = ("top1", "top5", "miou", "dice", "aacc", "macc", "map", "exact", "knn", "recall1", "recall5", "delta1")
 MEASURES = {

@@ -174,8 +174,9 @@ class Tuning:
 
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
-        fixed = {name: self._stages(units) for name, units in usual(self.units).items()}
-        lines += [self._fixed(name, stages, usual(self.units)[name]) for name, stages in fixed.items()]
+        known = usual(self.units)
+        fixed = {name: self._stages(units) for name, units in known.items()}
+        lines += [self._fixed(name, stages, known[name]) for name, stages in fixed.items()]
         lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
