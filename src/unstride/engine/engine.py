@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from unstride.engine.bounds import is_wild, wild_inside
 from unstride.engine.movers import Batch, Rows
 from unstride.engine.segments import Cutter, Segment, as_it_is, batch_of, tensor_bytes
 from unstride.engine.store import Key, Store
@@ -173,6 +175,7 @@ class Run:
     def __post_init__(self) -> None:
         engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
+        self.wild = is_wild(self.images)
         # A chunk takes no more than the plain network needs for these images: memory does not grow with the states.
         self.chunk_bytes = min(engine.chunk_bytes, n * engine.plain_bytes)
         self.room = max(engine.max_bytes, 2 * n * engine.plain_bytes)
@@ -347,7 +350,7 @@ class Run:
     def _chunk(self, requests: list[Request], rows: dict[Node, Rows], segment: Segment) -> tuple[Tensor, ...]:
         some = {n: Rows(r.places[: len(requests)], r.batch) for n, r in rows.items()}
         values = [some[n] if n in segment.lazy else some[n].gather() for n in segment.inputs]
-        with torch.no_grad():
+        with torch.no_grad(), wild_inside() if self.wild else nullcontext():
             return segment(len(requests), [state for _, state in requests], values)
 
     def _rows(self, n: Node, requests: Sequence[Request]) -> Rows:

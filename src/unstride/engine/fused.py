@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from unstride.engine.bounds import wild_now
 from unstride.engine.movers import Batch, Mover, Rows, neighbours
 from unstride.geometry.layers import SubsamplingLayer
 from unstride.geometry.states import State
@@ -32,7 +33,10 @@ _SEPARATE: dict[str, Callable[..., Tensor]] = {
     "swish": F.silu,
     "hardswish": F.hardswish,
 }
-_DEAF = ("relu", "hardtanh")  # in the same pass these make a number of NaN, so they are applied to the result
+_DEAF = (
+    "relu",
+    "hardtanh",
+)  # in the same pass these make a number of NaN: applied to the result where there may be one
 _LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
 _NEEDED = (
     "_reorder_convolution_weight",
@@ -72,10 +76,11 @@ class FusedConv(nn.Module):
     """activation(conv(x) + other), with or without the sum and the activation."""
 
     def __init__(
-        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]]
+        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]], tame: bool
     ) -> None:
         super().__init__()
         self.weight, self.bias, self.act = weight, bias, act
+        self.hears = not tame and act[0] in _DEAF  # there may be NaN, which the same pass would not hear
         stride, padding, dilation, groups = args
         self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
         self.spends = False  # the sum is written over `other`, which nobody reads afterwards
@@ -84,7 +89,7 @@ class FusedConv(nn.Module):
         if torch.is_autocast_enabled("cpu"):  # the packed ops know nothing of it
             return self._separate(x, other)
         name, scalars = self.act
-        if name in _DEAF:
+        if self.hears or (name in _DEAF and wild_now()):
             return _SEPARATE[name](self._fused(x, other, "none", []), *scalars)
         return self._fused(x, other, name, scalars)
 
@@ -122,17 +127,18 @@ class MovedDepthwise(nn.Module):
         bias: Tensor | None,
         args: tuple[Any, ...],
         act: tuple[str, list[float]],
+        tame: bool,
         taps: Sequence[Sequence["_Taps"]],
     ) -> None:
         super().__init__()
-        self.mover = mover
+        self.mover, self.tame = mover, tame
         stride, _, dilation, groups = args
         self.by_start: dict[tuple[int, ...], FusedConv] = {}
         for y, x in itertools.product(*taps):
             wider = Packing(F.pad(weight, (*x.zeros, *y.zeros)))
             where = (stride, [y.padding, x.padding], dilation, groups)
-            self.by_start[y.start, x.start] = FusedConv(wider, bias, where, act)
-        self.copied = FusedConv(Packing(weight), bias, (stride, [0, 0], dilation, groups), act)
+            self.by_start[y.start, x.start] = FusedConv(wider, bias, where, act, tame)
+        self.copied = FusedConv(Packing(weight), bias, (stride, [0, 0], dilation, groups), act, tame)
 
     @staticmethod
     def taps(
@@ -167,7 +173,7 @@ class MovedDepthwise(nn.Module):
         for t, first, count in neighbours(places, starts):
             rows, conv = t.narrow(0, first, count), self.by_start.get(starts[done])
             part = conv(rows) if conv else None
-            if part is None or not part.sum().isfinite():
+            if part is None or ((not self.tame or wild_now()) and not part.sum().isfinite()):
                 part = self.copied(self.mover(rows, states[done : done + count]))
             parts.append(part)
             done += count
@@ -206,16 +212,17 @@ class Fuser:
             if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
                 continue
             end, other = _sum_after(n)
+            tame = bool(end.meta.get("tame"))
             end, act = _activation_after(end, (other is not None))
             name, where = f"conv_{i}", tuple(args[3:7])
             inputs = (args[0],) if other is None else (args[0], other)
             moved = self._large_mover(module, args[0], weight, where) if other is None else None
             if moved is not None:
-                module.add_submodule(name, MovedDepthwise(moved[0], weight, bias, where, act, moved[1]))
+                module.add_submodule(name, MovedDepthwise(moved[0], weight, bias, where, act, tame, moved[1]))
                 inputs = args[0].args
             else:
                 packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
-                module.add_submodule(name, FusedConv(packing, bias, where, act))
+                module.add_submodule(name, FusedConv(packing, bias, where, act, tame))
             with graph.inserting_before(end):  # where everything it reads is there
                 fused = graph.call_module(name, inputs)
             fused.meta = dict(end.meta)

@@ -101,7 +101,7 @@ class Cutter:
         if not moved:
             feeds_later |= {i for n in later for i in n.all_input_nodes}
         outputs = tuple(n for n in own if n in wanted or n in feeds_later)
-        builder = Builder(self, moved)
+        builder = Builder(self, moved, apart=bool(given))
         inputs, lazy = builder.build(own, inside, outputs)
         macs = sum(self.found.trace.macs.get(n, 0) for n in own)
         cut = GraphModule(self.root, builder.out, f"Level{level}")
@@ -121,8 +121,8 @@ class Cutter:
 
 
 class Builder:
-    def __init__(self, cutter: Cutter, moved: bool) -> None:
-        self.c, self.moved = cutter, moved
+    def __init__(self, cutter: Cutter, moved: bool, apart: bool = False) -> None:
+        self.c, self.moved, self.apart = cutter, moved, apart
         self.out = FxGraph()
         self.env: dict[Node, Node] = {}
 
@@ -147,6 +147,8 @@ class Builder:
         for n in own:
             self.env[n] = self._copy(n, moves[n])
             self.env[n].meta = {**n.meta, "bytes": self.c.size(n)}
+            if self.apart:  # reads what was made of many states, of which nothing is known
+                self.env[n].meta.pop("tame", None)
         self.out.output(tuple(self.env[n] for n in outputs))
         return tuple(inputs), frozenset(s for s, lazy in inputs.items() if lazy)
 

@@ -1,6 +1,7 @@
 """What a graph subsamples, in nouns: its layers, what was left out, which operands a selection moves."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch.fx import Node
 
@@ -74,7 +75,7 @@ class Subsampling:
     strides: tuple[tuple[float, ...], ...]  # cell size before each layer, in pixels
     trace: Trace = field(repr=False)
 
-    @property
+    @cached_property
     def space(self) -> StateSpace:
         rates, sides = (layer.rate for layer in self.layers), (layer.sides for layer in self.layers)
         return StateSpace(tuple(rates), self.strides, tuple(sides))

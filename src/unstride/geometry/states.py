@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from unstride.errors import OptionError
@@ -101,6 +102,10 @@ class StateSpace:
         Natural selections of up to two layers, by the distance of the displacement, then the cheaper ones (those that
         change later layers only), then those that change fewer layers.
         """
+        return (self.zero,) if count == 1 else self._by_distance[:count]
+
+    @cached_property
+    def _by_distance(self) -> tuple[State, ...]:
         zero = self.zero
         singles = [(layer, s) for layer in range(len(self.rates), 0, -1) for s in self.natural(layer) if any(s)]
         found = [zero, *(zero.at(*one) for one in singles)]
@@ -112,7 +117,7 @@ class StateSpace:
             changed = [k for k, s in enumerate(state.selections) if any(s)]
             return round(math.hypot(*self.displacement(state)), 6), -min(changed, default=0), len(changed)
 
-        return (zero, *sorted(found[1:], key=rank)[: count - 1])
+        return (zero, *sorted(found[1:], key=rank))
 
     def parse(self, value: Any) -> State:
         """A State, a sequence of (s_y, s_x) or of flat indices i = s_y R_x + s_x -> a State of this space."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-COLUMNS = 251  # a prime: weights that change places (a flipped kernel, other channels first) change columns
+COLUMNS = 509  # a prime: weights that change places (a flipped kernel, other channels first) change columns
 _REGISTERS = ("_parameters", "_buffers", "_modules")  # what they hold is known by the module's own name
 _IDLE = {"training", "_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook", "_state_dict_hooks"}
 _IDLE |= {"_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
@@ -79,10 +79,11 @@ class _Contents:
         self.long = [m for m in parts if m.ndim == 2]
         self.each, self.were = list(map(_told, self.tensors, self.memory)), self._now()
 
-    def _now(self) -> list[list[Any]]:
+    def _now(self) -> list[Any]:
         places = [list(map(Tensor.data_ptr, self.located)), [t._version for t in self.counted]]
-        shapes, bytes_ = list(map(Tensor.size, self.tensors)), list(map(np.ndarray.tobytes, self.short))
-        return [*places, shapes, bytes_, list(map(_sum, self.long))]
+        shapes = list(map(Tensor.size, self.tensors))
+        short: Any = self.short  # arrays are buffers, though their types do not say so
+        return [*places, shapes, b"".join(short), list(map(_sum, self.long))]
 
     def changes(self) -> Iterator[str]:
         if self._now() != self.were:

@@ -261,7 +261,8 @@ class Looking:
             together = max(1, self.at_once(plan, len(stage.chosen(plan.found.space))) // len(group))
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
-                run = plan.engine.start(torch.cat([images[part] for images, _, _ in fitted]))
+                shown = [images[part] for images, _, _ in fitted]
+                run = plan.engine.start(shown[0] if len(shown) == 1 else torch.cat(shown))
                 yield Batch(plan, run, tuple(v for v, _ in group), rows[part], crop)
 
     def _take(self, stage: Stage, batch: Batch, rows: list[int], out: Looked, taken: set[Look]) -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from unstride.engine.bounds import mark_tame
 from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
@@ -127,6 +128,7 @@ class Plans(dict[Key, Plan]):
         found = find_layers(graph)
         if rewrite and found.mostly_convolutions:
             graph = channels_last(graph)
+            mark_tame(graph)
             run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
         if rewrite == "compile":
             run_segment = compile_segment

@@ -1,0 +1,82 @@
+"""How large a network's values can get. Where nothing can overflow, finite pictures give finite values throughout, and
+an activation may be applied in the pass of its convolution, which would make a number of NaN.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from unstride.graph.capture import Graph
+from unstride.graph.ops import op_name
+
+LARGEST = 1e6  # of a picture's numbers
+SAFE = 1e30  # a convolution by way of transforms (Winograd) has larger numbers on its way
+_SAME = {"relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "reshape", "flatten", "permute", "slice"}
+_SAME |= {"silu", "hardswish", "upsample_nearest2d", "upsample_bilinear2d", "squeeze"}
+_SAME |= {"unsqueeze", "transpose", "expand"}
+_ONE = ("sigmoid", "hardsigmoid", "softmax", "tanh")
+_wild: ContextVar[bool] = ContextVar("wild", default=False)
+
+
+def mark_tame(graph: Graph) -> None:
+    """Note in a node's meta ("tame") that no picture within +-LARGEST takes it, or what it is made of, beyond SAFE."""
+    known: dict[Node, float] = {graph.image: LARGEST}
+    for n in graph.fx.nodes:
+        if n.op == "call_function":
+            bound = _bound(n, known, graph.constants)
+            if bound is not None and bound < SAFE:  # not for NaN
+                known[n] = bound
+                n.meta["tame"] = True
+
+
+def is_wild(images: Tensor) -> bool:
+    """Whether a picture is not finite, or beyond what the bounds are for."""
+    low, high = torch.aminmax(images)
+    return not bool((low >= -LARGEST) & (high <= LARGEST))  # nor for NaN
+
+
+def wild_now() -> bool:
+    """Whether what runs now was made of such pictures."""
+    return _wild.get()
+
+
+@contextlib.contextmanager
+def wild_inside() -> Iterator[None]:
+    token = _wild.set(True)
+    try:
+        yield
+    finally:
+        _wild.reset(token)
+
+
+def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> float | None:
+    """What the op's values cannot exceed, from what it reads; None where that cannot be said."""
+    name, args = op_name(n), list[Any](n.args)
+    if name in _ONE:
+        return 1.0 if args[0] in known else None
+    if name == "cat":
+        return max((known.get(a, torch.inf) for a in args[0]), default=None)
+    if not args or args[0] not in known:
+        return None
+    own = known[args[0]]
+    if name in ("relu6", "hardtanh"):
+        return 6.0 if name == "relu6" else max(map(abs, [*args[1:], *(-1.0, 1.0)[len(args) - 1 :]]))
+    if name in ("pad", "constant_pad_nd"):  # by its own values, or by one that may be given
+        return max([own, *(abs(v) for v in args[2:] if isinstance(v, int | float))])
+    if name in _SAME:
+        return own
+    if name in ("add", "mul") and not n.kwargs:
+        other = known.get(args[1]) if isinstance(args[1], Node) else abs(args[1])
+        return None if other is None else own + other if name == "add" else own * other
+    if name in ("conv2d", "linear") and isinstance(args[1], Node) and args[1].name in constants:
+        weight, bias = constants[args[1].name], args[2] if len(args) > 2 else None
+        if isinstance(bias, Node) and bias.name not in constants:
+            return None
+        most = 0.0 if bias is None else float(constants[bias.name].abs().max())
+        return float(weight.double().abs().flatten(1).sum(1).max()) * own + most
+    return None
