@@ -97,7 +97,7 @@ class FusedConv(nn.Module):
         packed = self.weight(x.shape, *self.where)
         op = torch.ops.mkldnn._convolution_pointwise
         if other is None:
-            return op(x, packed, self.bias, *self.where, name, scalars, "")
+            return op.default(x, packed, self.bias, *self.where, name, scalars, "")  # a packet looks for it: slow
         after = None if name == "none" else name
         if self.spends and other.is_contiguous(memory_format=torch.channels_last):
             op = torch.ops.mkldnn._convolution_pointwise_
