@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.frontier_page import beside
 from benchmarks.nets import HALF, IMAGENET, cifar, imagenet
 from unstride.data import Dataset
 from unstride.data import load as load_data
@@ -177,6 +178,9 @@ def measure(job: Job, net: str) -> None:
 
 
 WORDS = """\
+None of these choices can be told from another by accuracy on so few images; the likelihood tells a few apart. Use the
+defaults, and spend the compute on other looks first: a mirror and a wider view gain more than any choice made here.
+
 On so few images accuracy does not tell the rows apart: every interval of a gain covers zero. Where the likelihood (NLL)
 points the same way on every network, it says:
 
@@ -193,7 +197,7 @@ points the same way on every network, it says:
 def page(job: Job, nets: Sequence[str], folder: Path, command: str) -> str:
     counts = ", ".join(f"{NETS[n]} on {job.row(Run(n, DATA[n])).images:,} images" for n in nets)
     fits = ", ".join(f"{FIT[d][0]} + {FIT[d][1]} ({d})" for d in dict.fromkeys(DATA[n] for n in nets))
-    out = ["# Results: ablations", "", f"Made by `{command}`:"]
+    out = ["# Results: ablations", "", WORDS, "", f"Made by `{command}`:"]
     out += ["weights and images are third parties' and not part of this project.", ""]
     out += [f"B = {B} states unless said otherwise, learning-free with default options but for what a table varies."]
     out += [
@@ -202,7 +206,7 @@ def page(job: Job, nets: Sequence[str], folder: Path, command: str) -> str:
     ]
     out += ["the rows are not told apart."]
     out += [f"The attention is fitted on training images as they are (`familiar=False`), fit + validation: {fits}.", ""]
-    out += ["## What they say", "", WORDS, ""]
+    out += [beside("results-ablations.md"), ""]
     for title in settings(nets[0]):
         out += [f"## {title}", "", HEAD.format(title.split()[0].lower())]
         for net in nets:

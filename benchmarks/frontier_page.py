@@ -1,4 +1,5 @@
-"""README's table and picture, docs/results-frontier.md and docs/results-tune.md, from rows in benchmarks/*.csv alone.
+"""README's table and picture, docs/results-frontier.md, docs/results-tune.md, and what stands beside the rows of other
+pages, from rows in benchmarks/*.csv alone.
 
 python -m benchmarks.frontier_page
 """
@@ -69,13 +70,45 @@ def table(every: Sequence[Row]) -> str:
     return "\n".join(out)
 
 
-def readme(text: str, every: Sequence[Row]) -> str:
-    """README with the table between its marks made anew."""
+BESIDE = ("plain", "flip", "five-crop", "multi-scale", "multi-scale, flip", "paper, 10 states", "default")
+BESIDE += ("tuned for 1.5", "tuned for 4")
+WITH_IT = {  # pages with rows of ours that want the usual ones beside them, and their networks
+    "results.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56", "ImageNet MobileNetV2", "ImageNet efficientnet-lite0"),
+    "results-tta.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56"),
+    "results-ablations.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56", "ImageNet MobileNetV2"),
+}
+
+
+def beside(name: str) -> str:
+    """A section of a page, between marks: on its networks, what a user would do instead, and what we would."""
+    head = ("network (pictures)", *HEAD[:-1])
+    out = [BEGIN, "## On the same networks: what one would do instead", ""]
+    out += ["From [the frontier](results-frontier.md), which tells the looks of each row. Cost is in plain forwards."]
+    out += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for net, mine in nets(rows(), WITH_IT[name]).items():
+        count = int(mine[0]["pictures"])
+        chosen = [r for r in mine if r["setting"] in BESIDE]
+        out += ["| " + " | ".join((f"{net} ({count:,})", *_cells(r, count)[:-1])) + " |" for r in chosen]
+    return "\n".join([*out, END])
+
+
+def spliced(text: str, block: str, where: str) -> str:
+    """The text with what lies between the marks made anew."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     if not after:
-        raise SystemExit(f"{README}: the marks of the table are missing: {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table(every)}\n{END}{after}"
+        raise SystemExit(f"{where}: the marks of the table are missing: {BEGIN} ... {END}")
+    return before + block + after
+
+
+def with_beside(page: Path) -> str:
+    """The page with that section made anew."""
+    return spliced(page.read_text(encoding="utf-8"), beside(page.name), page.name)
+
+
+def readme(text: str, every: Sequence[Row]) -> str:
+    """README with the table between its marks made anew."""
+    return spliced(text, f"{BEGIN}\n{table(every)}\n{END}", "README.md")
 
 
 def page(every: Sequence[Row]) -> str:
@@ -235,6 +268,8 @@ def main() -> None:
     TUNE.write_text(tune_page(every, rows(RIVALS)), encoding="utf-8")
     draw(every, PICTURE)
     README.write_text(readme(README.read_text(encoding="utf-8"), every), encoding="utf-8")
+    for other in map(PAGE.with_name, WITH_IT):
+        other.write_text(with_beside(other), encoding="utf-8")
 
 
 if __name__ == "__main__":

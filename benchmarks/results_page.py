@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from benchmarks.frontier_page import beside
 from unstride.procedure.aggregate import entropy
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
 from unstride.proof.metrics import Gain, bootstrap, compare, score, summarise
@@ -78,7 +79,7 @@ def render(found: Found, command: str) -> str:
         ("Stopping early", STOPPING, _stopping(found, nets)),
         ("Border rule of Align, B = 10", BORDER, _border(found, nets)),
     ]
-    out = [TOP.format(command=command)]
+    out = [TOP.format(command=command), beside("results.md")]
     for title, words, rows in sections:
         if len(rows) > 1:  # more than a head: a section whose passes were not run is left out
             out.append("\n\n".join(part for part in (f"## {title}", words, "\n".join(rows)) if part))

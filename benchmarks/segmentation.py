@@ -284,12 +284,20 @@ def way_row(p: Pass, plain: Pass, budget: int, name: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+ANSWER = """\
+Ten states gain on three of these four networks, and a flip gains as much or more at a fifth of the cost; on the network
+that was trained from scratch nothing gains measurably. States inside a flip add to it where they help at all. What
+gates and scales gain at each cost is in [the frontier of segmentation](results-segmentation-frontier.md)."""
+
+
 def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:
     command = f"python -m benchmarks.segmentation --assets DIR --nets DIR{arguments}"
     nets = [n for n in NETS if (n, "align") in found]
     trained = [n for n in nets if n in CAMVID]
     out = [
         "# Semantic segmentation on real networks",
+        "",
+        ANSWER,
         "",
         f"Made by `{command}`.",
         *[f"`python -m benchmarks.camvid --assets DIR --out DIR --net {n}` trained a network for it." for n in trained],

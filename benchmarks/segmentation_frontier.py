@@ -48,6 +48,8 @@ FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a fl
 HEAD = """
 # The frontier of segmentation
 
+{answers}
+
 mIoU at each cost, in plain forwards: what people do, near states, and what `unstride tune` chooses, looking again at
 whole pictures or only at tiles where the margin is small ([tuning](tuning.md)). Made by
 `python -m benchmarks.segmentation_frontier --assets DIR --nets DIR` (networks and pictures are not part of this
@@ -240,10 +242,11 @@ def page() -> str:
     """docs/results-segmentation-frontier.md from the rows alone."""
     with ROWS.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    out = [HEAD.strip()]
-    for net in dict.fromkeys(r["net"] for r in rows):
-        mine = [r for r in rows if r["net"] == net]
-        out += ["", f"## {net}", "", f"{mine[0]['note'].capitalize()}.", "", goal(mine), ""]
+    nets = {net: [r for r in rows if r["net"] == net] for net in dict.fromkeys(r["net"] for r in rows)}
+    answers = "\n".join(f"- {net}: {goal(mine)}" for net, mine in nets.items())
+    out = [HEAD.strip().format(answers=answers)]
+    for net, mine in nets.items():
+        out += ["", f"## {net}", "", f"{mine[0]['note'].capitalize()}.", ""]
         out += [
             "| setting | cost | mIoU % | gain | band mIoU % | gain in the band | aAcc % | looks |",
             "|---" * 8 + "|",

@@ -185,6 +185,10 @@ def render(net: str, scenes: Scenes, found: np.ndarray, macs: np.ndarray) -> str
 
 HEAD = """# Segmentation: what its gains depend on
 
+Without Align more states lose points; with it, a stitched map gains near the borders between classes, an averaged one
+inside them. Equal weights do as well as weights by entropy, and logits are averaged better than probabilities. A larger
+look gains more than any of these choices: see [the frontier of segmentation](results-segmentation-frontier.md).
+
 Made by `{command}`.
 All 64 states of each image, put together in many ways: the choices of this project, and those it did not take. CamVid
 frames are of its val split, so that nothing here looks at test frames; the embedded scenes have no val split. Intervals

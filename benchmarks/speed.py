@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -292,6 +293,8 @@ def write(out: Path, rows: list[dict[str, Any]], how: str) -> None:
     page = [
         "# Speed, measured",
         "",
+        answer(merged),
+        "",
         "Made by `make bench`: random weights, 224 px, medians over rounds in turns. Times are multiples of the plain",
         "eager forward of the same batch in the same round; the reference implementation was measured separately.",
     ]
@@ -301,6 +304,20 @@ def write(out: Path, rows: list[dict[str, Any]], how: str) -> None:
     page += [line[4:] for line in str(__doc__).splitlines() if line.startswith("    ") and "python -m" not in line]
     page += ["```", "", "| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS), *map(_line, merged), ""]
     out.with_suffix(".md").write_text("\n".join(page), encoding="utf-8")
+
+
+def answer(rows: list[dict[str, Any]]) -> str:
+    """What the table says, in three sentences."""
+    whole, gated = ([r for r in rows if (r["mode"] in GATED) == is_gate] for is_gate in (False, True))
+    over = [r["over"] for r in whole]
+    told = f"States cost what their MACs say: {statistics.median(over):.2f} times the prefix trie on the fastest exact "
+    told += f"plain forward in the median of {len(over)} rows, {max(over):.2f} at the most."
+    for batch in sorted({r["batch"] for r in gated}):
+        mine = [r for r in gated if r["batch"] == batch]
+        low, high = ([f(r[k] for r in mine) for k in ("over", "time")] for f in (min, max))
+        told += f" Gated looks in batches of {batch}: {low[0]:.2f} to {high[0]:.2f} times their MACs, "
+        told += f"{low[1]:.2f} to {high[1]:.2f} times the plain eager forward that one has today."
+    return told + " Beside states stand flips and crops with as many views (tta), which share nothing."
 
 
 if __name__ == "__main__":

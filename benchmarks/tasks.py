@@ -285,6 +285,8 @@ def page(rows: list[dict[str, str]]) -> str:
     lines = [
         "# Tasks without classes, measured",
         "",
+        _answer(rows),
+        "",
         "Made by `python -m benchmarks.tasks --assets DIR` (the networks and pictures are not in the project); the "
         "rows are in `results-tasks.csv`. Gains are paired, with 95 % bootstrap intervals over queries, or over "
         "frames. Cost is in plain forwards. `--scale` says how many pictures are taken; each heading says how many "
@@ -336,6 +338,19 @@ def _in_short(rows: list[dict[str, str]]) -> str:
     return (
         f"{'; '.join(told).capitalize()}. The best is {best['setting']}, at {float(best['cost']):.2f} plain forwards."
     )
+
+
+def _answer(rows: list[dict[str, str]]) -> str:
+    """Over all networks and measures, how often each kind of look helped."""
+
+    def often(part: str, setting: str) -> str:
+        mine = [r for r in rows if r["part"] == part and setting in r["setting"]]
+        return f"{sum(_verdict(r) == 'helps' for r in mine)} of {len(mine)}"
+
+    near, dense = "neighbours", "dense features"
+    told = f"Neighbours: a flip helps measurably in {often(near, 'flip')} rows, near states without one in "
+    told += f"{often(near, 'near')}. Dense features: stitched to a finer grid in {often(dense, 'stitched')}, a larger "
+    return told + f"input in {often(dense, 'larger')}. Where an interval covers zero, nothing was shown."
 
 
 def _line(r: dict[str, str]) -> str:

@@ -218,6 +218,8 @@ def test_the_frontier_page_and_readme_are_what_the_rows_say() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert frontier_page.readme(text, every) == text
     assert (DOCS / "results-frontier.md").read_text(encoding="utf-8") == frontier_page.page(every)
+    for name in frontier_page.WITH_IT:
+        assert (DOCS / name).read_text(encoding="utf-8") == frontier_page.with_beside(DOCS / name)
     against = frontier_page.rows(frontier_page.RIVALS)
     assert (DOCS / "results-tune.md").read_text(encoding="utf-8") == frontier_page.tune_page(every, against)
     for row in every:
