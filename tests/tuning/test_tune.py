@@ -47,6 +47,19 @@ def test_it_finds_looks_that_help_under_the_ceiling():
         assert gain(fresh, done.logits) > 0.01
 
 
+def test_of_looks_that_are_as_good_it_takes_the_plainest():
+    pool, moved = made_up(600, 0, 1.0), parse_view("mirror + ShiftX=1")
+    logits = torch.cat([pool.logits, pool.logits[1:2]])  # says just what the mirror says
+    twin = Pool((*pool.looks, Look(moved, ZERO)), logits, pool.labels, {**pool.work, moved: pool.work[VIEWS[1]]})
+    assert choose(twin, [Unit(moved), Unit(VIEWS[1])], 2.0).units == (Unit(VIEWS[1]),)
+
+
+def test_what_people_do_is_tried_whatever_the_greedy_order_is(monkeypatch):
+    monkeypatch.setattr("unstride.tuning.choose.greedy", lambda *_: [])
+    chosen = choose(made_up(600, 0, 1.0), UNITS, 3.0)
+    assert set(chosen.units) <= {Unit(VIEWS[1]), Unit(VIEWS[2])} and chosen.units
+
+
 def test_it_leaves_alone_what_cannot_be_improved():
     chosen = [choose(made_up(300, seed, 0.0), UNITS, 3.0) for seed in range(10)]
     assert all(len(c.units) <= 1 for c in chosen)

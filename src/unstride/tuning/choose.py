@@ -1,14 +1,14 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
-Greedy over units of looks for every share of pictures that may look again; how far to go, and behind which gate, is
-decided on pictures that the greedy choice did not see. The simplest choice that is as good as the best wins; it may be
-"plain".
+Greedy over units of looks for every share of pictures that may look again, and what a user would do instead; how far to
+go, and behind which gate, is decided on pictures that the greedy choice did not see. The simplest choice that is as
+good as the best wins; it may be "plain".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
 from unstride.procedure.temperature import fit_temperature
-from unstride.tuning.candidates import Unit
+from unstride.tuning.candidates import Unit, usual
 from unstride.tuning.pool import Pool
 from unstride.views.policies import IDENTITY, View
 
@@ -137,10 +137,17 @@ def greedy(t: Table, share: float, ceiling: float, objective: str, temperature: 
         if not open_:
             break
         means = (total + t.sums[open_][:, rows]) / (count + t.counts[open_])[:, None, None]
-        best = open_[int(losses(means, labels, objective, temperature).mean(1).argmin())]
+        best = _plainest(t, open_, losses(means, labels, objective, temperature))
         chosen.append(best)
         total, count = total + t.sums[best][rows], count + float(t.counts[best])
     return chosen
+
+
+def _plainest(t: Table, units: Sequence[int], own: Tensor) -> int:
+    """Of the units whose losses (U, N) are within a standard error of the best, the plainest, then the cheapest."""
+    best = own[int(own.mean(1).argmin())]
+    fine = [u for u, loss in zip(units, own, strict=True) if difference(loss, best) <= 1.0]
+    return min(fine, key=lambda u: (len(t.units[u].view.ops) + t.units[u].count, float(t.costs[u])))
 
 
 def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, merge: str = "logits") -> Tensor:
@@ -155,43 +162,63 @@ def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, me
     return torch.where((t.margin < below)[:, None], mean, t.plain)
 
 
+@dataclass(frozen=True)
+class Way:
+    """How units are come by: the first `steps` of the greedy order, or all of a set that people take by `name`."""
+
+    steps: int = 0
+    share: float = 1.0
+    name: str = ""
+
+
+PLAIN = Way()
+Path = Callable[[Table], list[int]]  # units, from the pictures that they may be chosen on
+
+
 def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
     whole = table(pool, units)
     own = fit_temperature(whole.plain, whole.labels)
     folds = fold_of(len(pool), FOLDS, seed)
-    tried: dict[tuple[float, int], Tensor] = {(1.0, 0): losses(whole.plain, whole.labels, objective, own)}
+    named = {name: [units.index(u) for u in some] for name, some in usual(list(units)).items()}
+    tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
     for share in SHARES:
-        paths = torch.full((STEPS + 1, len(pool)), math.nan, dtype=torch.float64)
-        for k in range(FOLDS):
-            train, held = (folds != k).nonzero()[:, 0], (folds == k).nonzero()[:, 0]
-            fitted, test = whole.rows(train), whole.rows(held)
-            path = greedy(fitted, share, ceiling, objective, own)
-            below = threshold(fitted.margin, share)
-            for j in range(1, len(path) + 1):
-                logits = merged(fitted, path[:j], below)
-                warm = fit_temperature(logits, fitted.labels)
-                paths[j, held] = losses(merged(test, path[:j], below), test.labels, objective, warm)
-        for j in range(1, STEPS + 1):
-            if not paths[j].isnan().any():
-                tried[share, j] = paths[j]
-    share, steps = simplest(tried)
-    if not steps:
+        fits = {k: p for k, p in named.items() if share * float(whole.costs[p].sum()) <= ceiling - 1 + 1e-9}
+        found = {
+            Way(len(p), share, k): torch.full((len(pool),), math.nan, dtype=torch.float64) for k, p in fits.items()
+        }
+        found |= {Way(j, share): torch.full((len(pool),), math.nan, dtype=torch.float64) for j in range(1, STEPS + 1)}
+        for fitted, test, held in _parts(whole, folds):
+            path, below = greedy(fitted, share, ceiling, objective, own), threshold(fitted.margin, share)
+            for way, out in found.items():
+                if way.name or way.steps <= len(path):
+                    took = fits.get(way.name) or path[: way.steps]
+                    warm = fit_temperature(merged(fitted, took, below), fitted.labels)
+                    out[held] = losses(merged(test, took, below), test.labels, objective, warm)
+        tried |= {way: out for way, out in found.items() if not out.isnan().any()}
+    way = simplest(tried)
+    if way == PLAIN:
         return Choice()
-    path = greedy(whole, share, ceiling, objective, own)[:steps]
-    return Choice(tuple(units[u] for u in path), share, *refined(whole, folds, share, steps, ceiling, objective, own))
+
+    def path_of(t: Table) -> list[int]:
+        return named[way.name] if way.name else greedy(t, way.share, ceiling, objective, own)[: way.steps]
+
+    chosen = tuple(units[u] for u in path_of(whole))
+    return Choice(chosen, way.share, *refined(whole, folds, way.share, path_of, objective))
 
 
-def refined(
-    whole: Table, folds: Tensor, share: float, steps: int, ceiling: float, objective: str, own: float
-) -> tuple[float, str]:
+def _parts(whole: Table, folds: Tensor) -> Iterator[tuple[Table, Table, Tensor]]:
+    """For each fold: the other pictures, its own, and which they are."""
+    for k in range(FOLDS):
+        held = (folds == k).nonzero()[:, 0]
+        yield whole.rows((folds != k).nonzero()[:, 0]), whole.rows(held), held
+
+
+def refined(whole: Table, folds: Tensor, share: float, path_of: Path, objective: str) -> tuple[float, str]:
     """The weight of the further looks and what is averaged: other than equal logits only where it is surely better."""
     found = {v: torch.empty(len(whole.plain), dtype=torch.float64) for v in VARIANTS}
-    for k in range(FOLDS):
-        train, held = (folds != k).nonzero()[:, 0], (folds == k).nonzero()[:, 0]
-        fitted, test = whole.rows(train), whole.rows(held)
-        path = greedy(fitted, share, ceiling, objective, own)[:steps]
-        below = threshold(fitted.margin, share)
+    for fitted, test, held in _parts(whole, folds):
+        path, below = path_of(fitted), threshold(fitted.margin, share)
         for variant in VARIANTS:
             warm = fit_temperature(merged(fitted, path, below, *variant), fitted.labels)
             found[variant][held] = losses(merged(test, path, below, *variant), test.labels, objective, warm)
@@ -199,15 +226,16 @@ def refined(
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
-def simplest(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
-    """The fewest looks whose loss is within half a standard error of the best; plain unless something is surely better.
+def simplest(tried: dict[Way, Tensor]) -> Way:
+    """Of the fewest looks whose loss is within half a standard error of the best, the likeliest; plain unless something
+    is surely better.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with.
     """
-    best = min(tried, key=lambda key: float(tried[key].mean()))
-    sure = [k for k in tried if k != plain and difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
-    fine = [key for key in sure if difference(tried[key], tried[best]) <= 0.5]
-    return min(fine or sure or [plain], key=lambda key: (key[1], key[0])) if best != plain else plain
+    best = min(tried, key=lambda way: float(tried[way].mean()))
+    sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
+    fine = [w for w in sure if difference(tried[w], tried[best]) <= 0.5]
+    return min(fine or sure or [PLAIN], key=lambda w: (w.steps, float(tried[w].mean()))) if best != PLAIN else PLAIN
 
 
 def difference(a: Tensor, b: Tensor) -> float:
