@@ -111,7 +111,7 @@ def plot_neighbours(
 
 def _row(count: int, image: Image.Image, title: str) -> tuple[Any, Any]:
     """Panels of the picture's own form, with room for the words above them."""
-    height = SIDE * min(2.0, image.height / image.width) + (0.5 if title else 0.25)
+    height = SIDE * min(2.0, image.height / image.width) + (0.6 if title else 0.35)
     figure = library().Figure(figsize=(SIDE * count, height), dpi=DPI, layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     if title:
