@@ -120,6 +120,7 @@ def test_the_task_can_be_asked_for(tmp_path: Path) -> None:
     studio = Studio(spec, task="features")
     assert "paper" not in studio.recipes("0")  # there is no search without classes
     assert told(studio.look("0", "0", "plain"))["task"] == "features"
+    assert "paper" not in Studio(f"{write_nets(tmp_path)}:depth", task="depth").recipes("0")  # by any of its names
     with pytest.raises(InputError, match="not regression"):
         Studio(spec, task="regression").look("0", "0")
     with pytest.raises(OptionError, match="task"):

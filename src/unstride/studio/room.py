@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import threading
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unstride import models
 from unstride.enhanced import Enhanced
-from unstride.errors import DataError, InputError, OptionError, UnstrideError
+from unstride.errors import DataError, InputError, OptionError, TaskAssumed, UnstrideError
 from unstride.jobs import strict
 from unstride.models import Loaded
 from unstride.models.tasks import task_of
@@ -81,7 +82,9 @@ class Studio:
             raise OptionError(f"{told}: a recipe and a task belong to a model; give it, too")
         given = None if spec is None else models.load(spec, weights=weights)
         self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
-        self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given, task))}
+        self.choices: dict[str, Choice] = {
+            str(k): choice for k, choice in enumerate(offered(given, given and _task(given, task)))
+        }
         if not self.choices:
             raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
         self.samples: dict[str, dict[str, Sample]] = {
@@ -199,7 +202,7 @@ class Studio:
     def _model(self, key: str) -> Ready:
         if key not in self._ready or self._ready[key].sizes() > SIZES:
             loaded = self.choices[key].load()
-            task = task_of(self.choices[key].task or loaded.task, loaded.model, _example(loaded)).task
+            task = self.choices[key].task or loaded.task or "classification"
             if task not in ("classification", "segmentation", *DRAWN):
                 raise InputError(
                     f"the studio shows classes, maps, features and neighbours, not {task}: unstride predict"
@@ -234,6 +237,14 @@ class Studio:
 def packed(data: Any) -> bytes:
     """Gzipped JSON: maps of thirty budgets are long and repeat themselves."""
     return gzip.compress(strict.dumps(data).encode(), 5, mtime=0)
+
+
+def _task(given: Loaded, asked: str | None) -> str | None:
+    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+    found = task_of(asked or given.task, given.model, _example(given))
+    if found.assumed:
+        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=3)
+    return found.task
 
 
 def _example(loaded: Loaded) -> Tensor:
