@@ -124,7 +124,8 @@ def _neighbours(
 def _nearest(query: Tensor, gallery: Sequence[Tensor]) -> list[int]:
     vectors = normalize(torch.stack([v.flatten().float() for v in gallery]), dim=1)
     cosines = vectors @ normalize(query.flatten().float(), dim=0)
-    return cosines.topk(min(NEAREST, len(gallery))).indices.tolist()
+    found: list[int] = cosines.topk(min(NEAREST, len(gallery))).indices.tolist()
+    return found
 
 
 def _png(figure: Any) -> str:

@@ -83,7 +83,7 @@ class Studio:
         given = None if spec is None else models.load(spec, weights=weights)
         self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
         self.choices: dict[str, Choice] = {
-            str(k): choice for k, choice in enumerate(offered(given, given and _task(given, task)))
+            str(k): choice for k, choice in enumerate(offered(given, None if given is None else _task(given, task)))
         }
         if not self.choices:
             raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
