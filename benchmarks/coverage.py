@@ -8,6 +8,7 @@ Rows of the page that the cache does not have stay on it, as rows of older code.
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,20 @@ DECODERS = ["Unet", "FPN", "DeepLabV3Plus", "UPerNet", "Segformer"]
 ENCODERS = ["resnet18", "mobilenet_v2", "mit_b0", "tu-swin_tiny_patch4_window7_224", "tu-twins_svt_small"]
 # One model per family that a name alone does not find: what the paper used, and the variants that method.md speaks of.
 EXTRA = ["mobilenetv3_small_050", "deit_tiny_patch16_224", "convnextv2_atto", "twins_svt_small", "hiera_tiny_224"]
+
+
+# What a name begins with, and the heading of its rows.
+GROUPS = {
+    "torchvision": "torchvision",
+    "timm": "timm families",
+    "smp": "segmentation_models_pytorch",
+    "hf": "transformers",
+    "video": "video (torchvision)",
+    "monai": "MONAI",
+    "nnunet": "nnU-Net (dynamic-network-architectures)",
+    "signal": "signals",
+    "tasks": "other tasks: embeddings, features, depth (transformers, timm, torchvision)",
+}
 
 
 # ---------------------------------------------------------------- which models
@@ -181,14 +195,8 @@ def row(spec: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     started = time.time()
-    found: dict[str, Any] = {
-        "spec": spec,
-        "layers": 0,
-        "verdict": "unusable",
-        "reason": "",
-        "left_out": 0,
-        "unknown": 0,
-    }
+    found: dict[str, Any] = {"spec": spec, "layers": 0, "verdict": "unusable", "reason": ""}
+    found |= {"left_out": 0, "unknown": 0}
     try:
         model, images = ready(spec, found)
         try:
@@ -273,9 +281,8 @@ def judge(model: nn.Module, images: Tensor, tol: float, found: dict[str, Any]) -
         raise
     found["verdict"], found["worst"], found["far"] = "exact", worst, far
     if far <= 20 * worst:
-        found["reason"] = (
-            f"the state changes the output by {far:.0e} only (the re-run differs by {worst:.0e}): weak evidence"
-        )
+        change = f"the state changes the output by {far:.0e} only (the re-run differs by {worst:.0e})"
+        found["reason"] = f"{change}: weak evidence"
 
 
 def isolated(spec: str, seconds: int) -> dict[str, Any]:
@@ -326,16 +333,27 @@ def table(rows: list[dict[str, Any]], wanted: int) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     kinds = ["exact", "no oracle", "unusable", "differs", "fails"]
-    for group, pick in _groups().items():
-        mine = [r for r in rows if pick(r["spec"])]
+    for group in GROUPS.values():
+        mine = [r for r in rows if _group(r) == group]
         counts = [sum(r["verdict"] == kind for r in mine) for kind in kinds]
         lines.append(f"| {group} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
-    lines += ["", "| model | px | layers | rates | verdict | reason |", "|---|---|---|---|---|---|"]
-    for r in rows:
-        rates = " ".join(by(rate if len({*rate}) > 1 else rate[:1]) for rate in r.get("rates", []))
-        reason = r["reason"].replace("|", "/")
-        lines.append(f"| {r['spec']} | {r.get('size', '')} | {r['layers']} | {rates} | {r['verdict']} | {reason} |")
+    for group, of in itertools.groupby(rows, _group):
+        lines += [
+            "",
+            f"## {group}",
+            "",
+            "| model | px | layers | rates | verdict | reason |",
+            "|---|---|---|---|---|---|",
+        ]
+        for r in of:
+            rates = " ".join(by(rate if len({*rate}) > 1 else rate[:1]) for rate in r.get("rates", []))
+            reason = r["reason"].replace("|", "/")
+            lines.append(f"| {r['spec']} | {r.get('size', '')} | {r['layers']} | {rates} | {r['verdict']} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def _group(row: dict[str, Any]) -> str:
+    return GROUPS[row["spec"].partition(":")[0]]
 
 
 def read_page(path: Path) -> dict[str, dict[str, Any]]:
@@ -349,20 +367,6 @@ def read_page(path: Path) -> dict[str, dict[str, Any]]:
             row = {"spec": spec, "size": size, "layers": int(layers), "rates": each, "verdict": verdict}
             found[spec] = {**row, "reason": reason, "code": ""}
     return found
-
-
-def _groups() -> dict[str, Callable[[str], bool]]:
-    return {
-        "torchvision": lambda s: s.startswith("torchvision:"),
-        "timm families": lambda s: s.startswith("timm:"),
-        "segmentation_models_pytorch": lambda s: s.startswith("smp:"),
-        "transformers": lambda s: s.startswith("hf:"),
-        "video (torchvision)": lambda s: s.startswith("video:"),
-        "MONAI": lambda s: s.startswith("monai:"),
-        "nnU-Net (dynamic-network-architectures)": lambda s: s.startswith("nnunet:"),
-        "signals": lambda s: s.startswith("signal:"),
-        "other tasks": lambda s: s.startswith("tasks:"),
-    }
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Two networks small enough to be tried in a moment, in a file that can be named as a model."""
+"""Networks small enough to be tried in a moment, in a file that can be named as a model."""
 
 from __future__ import annotations
 
@@ -29,6 +29,19 @@ def segmenter():
     for p in body.parameters():
         p.data.mul_(4)
     return Loaded("seg", body, Preprocess(None, None), "segmentation", ("background", "sky", "road"))
+
+def depth():
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 1, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),
+        nn.Flatten(1, 2),
+    )
+    return Loaded("depth", body, Preprocess(None, None), "dense")
+
+def tower():
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )
+    return Loaded("tower", body, Preprocess(32, 32), "embedding")
 """
 
 

@@ -62,7 +62,9 @@ def _mask2former() -> nn.Module:
 
 def _dpt() -> nn.Module:
     neck = {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 8, 16, 16], "fusion_hidden_size": 16}
-    return _hf().DPTForDepthEstimation(_hf().DPTConfig(**{**_VIT, "num_hidden_layers": 4}, **neck))
+    model = _hf().DPTForDepthEstimation(_hf().DPTConfig(**{**_VIT, "num_hidden_layers": 4}, **neck))
+    nn.init.ones_(model.head.head[4].bias)  # before the last ReLU: random depths are below zero, so all would be 0
+    return model
 
 
 def _depth_anything() -> nn.Module:
@@ -83,6 +85,10 @@ def _torchvision(module: str, name: str, **more: Any) -> nn.Module:
     import torchvision
 
     return getattr(getattr(torchvision.models, module), name)(weights=None, **more)
+
+
+def _detector() -> nn.Module:
+    return _torchvision("detection", "fasterrcnn_mobilenet_v3_large_320_fpn", weights_backbone=None)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
@@ -120,10 +126,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "timm-without-pool": (lambda: _timm("resnet18", num_classes=0, global_pool=""), 64),
     "hf-mask2former": (_mask2former, 64),
     "timm-naflex": (lambda: _timm("naflexvit_base_patch16_gap", depth=1), 64),
-    "torchvision-detector": (
-        lambda: _torchvision("detection", "fasterrcnn_mobilenet_v3_large_320_fpn", weights_backbone=None),
-        64,
-    ),
+    "torchvision-detector": (_detector, 64),
+    "torchvision-detector-backbone": (lambda: _detector().backbone, 64),
     "torchvision-flow": (lambda: _torchvision("optical_flow", "raft_small"), 128),
 }
 # What each is taken for without being told; None: refused.

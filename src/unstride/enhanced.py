@@ -170,7 +170,7 @@ class Enhanced(nn.Module):
         """One Prediction per image: final and plain logits, the looks that were taken, why it ended, what it cost."""
         source = self._source(images)
         with self._cast(source):
-            if self.recipe.stages:
+            if self.recipe.stages or self.task == "features":
                 looked, plan, crop = self._looked(source, explain=True)
                 found = assemble.looked_predictions(looked, self._main(looked, plan, crop))
             else:
@@ -293,8 +293,8 @@ class Enhanced(nn.Module):
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
 
         with torch.no_grad():
-            recipe, task = self.recipe, TASKS[self.task]
-            looked = Looking(self.plans.once(), at_once, recipe.stages, recipe.merge, explain, gated, task).run(source)
+            stages, merge, task = self.recipe.stages or (Stage(),), self.recipe.merge, TASKS[self.task]
+            looked = Looking(self.plans.once(), at_once, stages, merge, explain, gated, task).run(source)
         return looked, looked.plain[0].plan, looked.plain[0].crop
 
     def _main(self, looked: Looked, plan: Plan, crop: Crop) -> Tensor:

@@ -197,6 +197,24 @@ def test_segmentation_shows_overlays_and_differences(chrome: Chrome, segmenting:
     assert browser.complaints() == []
 
 
+def test_a_depth_map_is_one_picture_and_classes_come_back(chrome: Chrome, nets: str, photo: Path, shots: Path) -> None:
+    with serving(f"{nets}:depth") as url:
+        browser = opened(chrome, url, story="recipe=flip")
+        browser.keys("#file", str(photo))
+        browser.wait(f"!{PRESSED} && {DONE}")
+        assert browser.run("const i = document.getElementById('drawn'); return !i.hidden && i.naturalWidth > 800")
+        assert "becomes" in browser.text("#headline")
+        assert "spread, on average" in browser.text("#facts")
+        assert "keeps 1 of 4" in browser.text("#layer-rows")
+        hidden = "return ['slider', 'columns', 'answers'].every(id => document.getElementById(id).hidden)"
+        assert browser.run(hidden)
+        assert is_a_picture(browser.screenshot(shots / "studio-depth.png"))
+        browser.run("location.hash = 'model=sample&recipe=flip&picture=0'")
+        browser.wait(f"{DONE} && document.getElementById('drawn').hidden && !!document.querySelector('.card')")
+        assert not browser.run(hidden)
+        assert browser.complaints() == []
+
+
 def test_it_is_readable_in_a_narrow_dark_window(chrome: Chrome, classifying: str, shots: Path) -> None:
     browser = opened(chrome, classifying, 360, 740, dark=True)
     assert browser.run("return matchMedia('(prefers-color-scheme: dark)').matches")

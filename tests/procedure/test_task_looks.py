@@ -150,8 +150,9 @@ def test_features_of_a_classifier_are_its_last_map() -> None:
     better = unstride.enhance(model, IMAGES[:1], task="features", recipe="plain")
     with torch.no_grad():
         wanted = model.features(IMAGES)
-    plain = better.with_options(stages=(unstride.Stage(),))
-    torch.testing.assert_close(plain.features(IMAGES), wanted)
+    for plain in (better, better.with_options(stages=(unstride.Stage(),))):
+        torch.testing.assert_close(plain.features(IMAGES), wanted)
+        torch.testing.assert_close(plain.explain(IMAGES)[1].logits, wanted[1])
     with pytest.raises(OptionError, match=r"better\.features"):
         better.with_options(stages=NEAR)(IMAGES)
     assert torch.equal(better(IMAGES), model(IMAGES))  # the plain recipe is the model

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unstride.cli.options import Weights
+from unstride.cli.options import Task, Weights
 from unstride.cli.recipes import Asked, takes_recipe
 
 
@@ -21,6 +21,7 @@ def studio(
         str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
     ] = None,
     weights: Weights = "default",
+    task: Task = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
     host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
 ) -> None:
@@ -28,7 +29,7 @@ def studio(
     from unstride.studio import Studio, make_server
     from unstride.studio.server import is_loopback
 
-    with make_server(Studio(spec, weights, **asked.options()), host, port) as server:
+    with make_server(Studio(spec, weights, task, **asked.options()), host, port) as server:
         typer.echo(f"unstride studio: {server.url} (Ctrl-C ends it)")
         if not is_loopback(host):
             typer.echo("unstride: everybody who reaches this port can use the page; there is no password", err=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 import unstride
 from unstride import models
 from unstride import show as plots
 from unstride.demo.common import Say, drawn
 from unstride.errors import UnstrideError
+from unstride.models import Loaded
 from unstride.show.answers import answer_of
 from unstride.show.html import Block, Table, Text, layer_table
 from unstride.show.photographs import Shown
@@ -46,6 +49,18 @@ PHOTOS = (
         ("wall clock", "analog clock"),
     ),
 )  # fmt: skip
+
+
+STAGES = 5  # of the network, to its stride of 16: more cells than its last map has
+
+
+def dense_tower() -> Loaded:
+    """The network without its last stages, for pictures of any size: a map of features that is worth looking at."""
+    loaded = models.load(NETWORK)
+    net: Any = loaded.model
+    tower = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:STAGES]).eval()
+    whole = replace(loaded.preprocess, resize=None, crop=None)
+    return replace(loaded, model=tower, preprocess=whole, task="features", classes=())
 
 
 def inspect_network(say: Say) -> tuple[Any, list[Block]]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unstride.errors import OptionError
 from unstride.geometry.states import State
-from unstride.procedure.stitch import Stitched
+from unstride.procedure.stitch import Stitched, sample
 from unstride.procedure.tasks import Plan
 
 
@@ -62,3 +62,8 @@ def finer_features(plan: Plan, images: Tensor, finer: int) -> Tensor:
         value = run.plain[target.tap] if state.plain else run.add(rows)[tap]
         sums.add(slice(None), plan.maps(value, target), ones, plan.offset(state, target))
     return sums.value().to(images.dtype)
+
+
+def interpolated(maps: Tensor, finer: int) -> Tensor:
+    """A plain map (B, C, h, w) read at the places of the finer one: what stitching is compared with."""
+    return sample(maps, [torch.arange(n * finer, device=maps.device) / finer for n in maps.shape[2:]])

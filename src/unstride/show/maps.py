@@ -16,6 +16,7 @@ from unstride.procedure.prediction import Prediction
 from unstride.show.style import COLOURS, INK, SOFT, library, shorten
 
 SIDE = 2.6  # inches of one picture
+DPI = 200  # large enough for a slide
 SHOWN = 8  # neighbours at most
 
 
@@ -49,7 +50,7 @@ def plot_map(image: Image.Image, prediction: Prediction, title: str = "") -> Any
     Maps of one number (depth) share one scale of colours; of features the principal components are shown.
     """
     plain, final, spread = (t.detach().float().cpu() for t in (prediction.plain, prediction.logits, prediction.spread))
-    figure, axes = _row(4, title)
+    figure, axes = _row(4, image, title)
     _picture(axes[0], image, "picture")
     if final.ndim == 3 and final.shape[0] > 1:
         before, after = principal(plain, final)
@@ -73,7 +74,7 @@ def plot_features(image: Image.Image, maps: dict[str, Tensor], title: str = "") 
     """`plot_features(photo, {"plain": f, "twice as fine": fine})`: principal components, one colour for one feature."""
     if not maps:
         raise InputError("maps: got none, wanted at least one, such as {'plain': better.features(x)[0]}")
-    figure, axes = _row(1 + len(maps), title)
+    figure, axes = _row(1 + len(maps), image, title)
     _picture(axes[0], image, "picture")
     for ax, name, seen in zip(axes[1:], maps, principal(*maps.values()), strict=True):
         _picture(ax, Image.fromarray(seen), f"{name}, {seen.shape[0]} x {seen.shape[1]}")
@@ -94,7 +95,8 @@ def plot_neighbours(
     if not rows[0] or len(rows[0]) != len(rows[1]):
         raise InputError(f"neighbours: got {len(before)} before and {len(after)} after, wanted as many of both")
     count = len(rows[0])
-    figure = library().Figure(figsize=(SIDE * 0.7 * (count + 1), SIDE * 1.6), layout="constrained")
+    size = (SIDE * 0.7 * (count + 1), SIDE * 1.6)
+    figure = library().Figure(figsize=size, dpi=DPI, layout="constrained")
     axes = figure.subplots(2, count + 1, squeeze=False)
     for k, (row, words) in enumerate(zip(rows, ("plain", "enhanced"), strict=True)):
         _picture(axes[k][0], query, words)
@@ -107,8 +109,10 @@ def plot_neighbours(
     return figure
 
 
-def _row(count: int, title: str) -> tuple[Any, Any]:
-    figure = library().Figure(figsize=(SIDE * count, SIDE * 1.15), layout="constrained")
+def _row(count: int, image: Image.Image, title: str) -> tuple[Any, Any]:
+    """Panels of the picture's own form, with room for the words above them."""
+    height = SIDE * min(2.0, image.height / image.width) + (0.6 if title else 0.35)
+    figure = library().Figure(figsize=(SIDE * count, height), dpi=DPI, layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     if title:
         figure.suptitle(shorten(title, 90), color=INK, fontsize=10)

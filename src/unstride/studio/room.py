@@ -6,6 +6,7 @@ import base64
 import gzip
 import hashlib
 import threading
+import warnings
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,27 @@ from torch import Tensor
 
 from unstride import models
 from unstride.enhanced import Enhanced
-from unstride.errors import DataError, InputError, OptionError, UnstrideError
+from unstride.errors import DataError, InputError, OptionError, TaskAssumed, UnstrideError
 from unstride.jobs import strict
 from unstride.models import Loaded
+from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.proof.loop import prepared
 from unstride.recipe import Recipe, get
 from unstride.show.html import as_png
-from unstride.studio.choices import GIVEN, RECIPES, TUNED, Choice, Sample, laid_out, named, offered, samples_for
+from unstride.studio.choices import (
+    GIVEN,
+    RECIPES,
+    TUNED,
+    Choice,
+    Sample,
+    gallery_for,
+    laid_out,
+    named,
+    offered,
+    samples_for,
+)
+from unstride.studio.drawing import DRAWN, drawn
 from unstride.studio.looking import BUDGET, layers, look
 from unstride.studio.tuner import Tuner
 from unstride.studio.worker import Worker
@@ -59,13 +73,18 @@ class Studio:
     Models, recipes and pictures are looked up in lists: no name reaches the file system.
     """
 
-    def __init__(self, spec: str | None = None, weights: str = "default", **options: Any) -> None:
-        """`options`: what `enhance` takes (recipe, ...), for the model that is given."""
-        if spec is None and options:
-            raise OptionError(f"{', '.join(options)}: a recipe belongs to a model; give it, too")
+    def __init__(
+        self, spec: str | None = None, weights: str = "default", task: str | None = None, **options: Any
+    ) -> None:
+        """`task` and `options`: what `enhance` takes (recipe, ...), for the model that is given."""
+        if spec is None and (options or task):
+            told = ", ".join([*(["task"] if task else []), *options])
+            raise OptionError(f"{told}: a recipe and a task belong to a model; give it, too")
         given = None if spec is None else models.load(spec, weights=weights)
         self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
-        self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given))}
+        self.choices: dict[str, Choice] = {
+            str(k): choice for k, choice in enumerate(offered(given, None if given is None else _task(given, task)))
+        }
         if not self.choices:
             raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
         self.samples: dict[str, dict[str, Sample]] = {
@@ -103,11 +122,11 @@ class Studio:
 
     def recipes(self, model: str) -> dict[str, str]:
         """What can be picked for a model, the first to begin with, and what each is."""
-        given = self._options.get(model)
+        given, drawn = self._options.get(model), self.choices[model].task in DRAWN
         tuned = self.choices[model].spec == "sample" and self.tuner.recipe is not None
         return {
             **({GIVEN: named(given)} if given else {}),
-            **RECIPES,
+            **{name: title for name, title in RECIPES.items() if not (drawn and name == "paper")},
             **({TUNED: "tuned: what tuning on the sample found"} if tuned else {}),
         }
 
@@ -154,10 +173,21 @@ class Studio:
                 # Decoded here, when it is its turn: many at once would fill the memory.
                 sample = Sample(name, _uploaded(body))
                 self._remember(name, body)
-            better = self._picked(model, asked)
-            return {**look(self._model(model).loaded, better, sample.image, sample.truth), "picture": name}
+            better, loaded = self._picked(model, asked), self._model(model).loaded
+            if better.task in DRAWN:
+                others = self._others(model, name) if better.task == "embedding" else []
+                return {**drawn(loaded, better, sample, others), "picture": name}
+            return {**look(loaded, better, sample.image, sample.truth), "picture": name}
 
-        return self._once(("look", model, asked, name), compute)
+        # Uploads are neighbours of each other: with another one, the answer is another.
+        beside = sorted(set(self._uploads) - {name}) if self.choices[model].task == "embedding" else []
+        return self._once(("look", model, asked, name, *beside), compute)
+
+    def _others(self, model: str, name: str) -> list[Sample]:
+        """The pictures that may be neighbours: the gallery, and what was uploaded."""
+        own = [Sample(key, _uploaded(body)) for key, body in self._uploads.items() if key != name]
+        shown = self.samples[model].get(name)
+        return [s for s in gallery_for(self.choices[model].spec) if shown is None or s.title != shown.title] + own
 
     def _remember(self, name: str, body: bytes) -> None:
         self._uploads[name] = body
@@ -172,9 +202,12 @@ class Studio:
     def _model(self, key: str) -> Ready:
         if key not in self._ready or self._ready[key].sizes() > SIZES:
             loaded = self.choices[key].load()
-            task = loaded.task or "classification"
-            if task not in ("classification", "segmentation"):
-                raise InputError(f"the studio shows classes; {loaded.spec} is for {task}: unstride predict --plot")
+            task = self.choices[key].task or loaded.task or "classification"
+            if task not in ("classification", "segmentation", *DRAWN):
+                raise InputError(
+                    f"the studio shows classes, maps, features and neighbours, not {task}: unstride predict"
+                )
+            loaded = loaded.for_task(task)
             options = {"preprocess": loaded.preprocess, **self._options.get(key, {})}
             self._ready[key] = Ready(loaded, prepared(loaded.model, _example(loaded), task, options))
         return self._ready[key]
@@ -204,6 +237,14 @@ class Studio:
 def packed(data: Any) -> bytes:
     """Gzipped JSON: maps of thirty budgets are long and repeat themselves."""
     return gzip.compress(strict.dumps(data).encode(), 5, mtime=0)
+
+
+def _task(given: Loaded, asked: str | None) -> str | None:
+    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+    found = task_of(asked or given.task, given.model, _example(given))
+    if found.assumed:
+        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=3)
+    return found.task
 
 
 def _example(loaded: Loaded) -> Tensor:

@@ -165,6 +165,9 @@ function report(data) {
 }
 
 async function show(data, states) {
+  at("drawn").hidden = !data.figure;
+  if (data.figure) return hang(data);
+  at("columns").hidden = at("pictures-wide").hidden = at("answers").hidden = false;
   const photo = new Image();
   photo.src = data.image.data;
   await photo.decode();
@@ -172,7 +175,7 @@ async function show(data, states) {
   at("result").hidden = false;
   const classes = data.task === "classification", search = data.story === null;
   at("bars-title").textContent = classes ? "Plain against enhanced: probability" : "Plain against enhanced: share of the pixels";
-  at("recipe-says").textContent = data.recipe.split("\n").map((line) => line.trim()).join(" · ");
+  at("recipe-says").textContent = said(data);
   // A story's stages show what was seen and spent; a search shows it for every budget.
   at("slider").hidden = at("tree-part").hidden = at("cost-part").hidden = !search;
   at("columns").classList.toggle("told", !search);
@@ -190,6 +193,27 @@ async function show(data, states) {
   move();
 }
 
+// A task without classes is one picture, drawn by the server.
+async function hang(data) {
+  now.data = null; // nothing moves
+  for (const part of ["slider", "columns", "pictures-wide", "answers"]) at(part).hidden = true;
+  at("story").replaceChildren();
+  Object.assign(at("drawn"), { src: data.figure, alt: `${data.task}: ${data.headline}` });
+  await at("drawn").decode();
+  at("headline").textContent = data.headline;
+  at("recipe-says").textContent = said(data);
+  at("link").href = linked();
+  facts(data.facts);
+  at("result").hidden = false;
+  report(data.layers);
+}
+
+const said = (data) => data.recipe.split("\n").map((line) => line.trim()).join(" · ");
+
+function facts(told) {
+  at("facts").replaceChildren(...told.map(([value, name]) => draw.element("div", {}, draw.element("b", {}, value), draw.element("span", {}, name))));
+}
+
 function move() {
   const data = now.data;
   if (!data) return;
@@ -200,13 +224,12 @@ function move() {
   at("headline").textContent = headline(data, k);
   at("link").href = linked(search ? budget : null);
   telling.answers(at("answers"), data, k, `with ${now.recipe}`);
-  const facts = [
+  facts([
     [`${data.cost[k].toFixed(1)}x`, "cost: MACs of a plain forward"],
     [draw.percent(data.agreement[k]), search ? "agreement of the states" : "agreement of the looks"],
     [data.spread[k].toFixed(3), "spread, nats"],
     search ? [`${budget} of ${data.layers.states.toLocaleString("en")}`, "states looked at"] : [data.stopped, "why it ended"],
-  ];
-  at("facts").replaceChildren(...facts.map(([value, name]) => draw.element("div", {}, draw.element("b", {}, value), draw.element("span", {}, name))));
+  ]);
   draw.bars(at("bars"), data, budget);
   if (search) {
     draw.tree(at("tree"), data, budget);
