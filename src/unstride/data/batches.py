@@ -76,7 +76,7 @@ class Batches:
 def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tensor]:
     """Images and labels of a loader's batch: (images, labels, ...), or a dict with pixel_values and labels.
 
-    `task`: one of `NUMBERS` has numbers for labels: (B, K) 0 or 1 for each label, (B, K) or (B,) values, maps (B, H, W).
+    `task`: one of `NUMBERS` has numbers for labels, float (B, K), or maps (B, H, W).
     """
     pair: list[Any]
     if isinstance(batch, Mapping):

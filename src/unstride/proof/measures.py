@@ -255,13 +255,13 @@ def voted(near: Tensor) -> Tensor:
 
 
 def asked_pairs(pairs: Tensor) -> Tensor:
-    """Which of these pictures are queries with a match among them: rows (Q,). `pairs` (N, 2 + M): as the data has it."""
+    """Rows (Q,) of the queries that have a match among these pictures. `pairs` (N, 2 + M): as the data has it."""
     there = pairs[pairs[:, 1] == 1, 0]
     return torch.isin(pairs[:, 2:], there).any(1).nonzero()[:, 0]
 
 
 def paired(vectors: Tensor, pairs: Tensor, count: int) -> Tensor:
-    """Whether each of the nearest of the gallery, but for itself, is a match of the query: (Q, count), nearest first."""
+    """Whether each of the nearest in the gallery, but for itself, is a query's match: (Q, count), nearest first."""
     asked, gallery = asked_pairs(pairs), (pairs[:, 1] == 1).nonzero()[:, 0]
     near = vectors[asked] @ vectors[gallery].T
     near = near.masked_fill(pairs[asked, :1] == pairs[gallery, 0], -math.inf)
