@@ -260,7 +260,9 @@ def test_a_tuned_recipe_walks_through(kind, task, key, best, tmp_path, monkeypat
     data = (name | {"pairs": lambda: twins(tmp_path, True)})[kind]()
     spec, out = f"{TINY}:{'build_depth' if kind == 'depth' else 'build'}", tmp_path / "tuned.toml"
     ask = ["--data", data, "--task", task]
-    told = run("tune", spec, *ask, "--cost", 2.1, "--pool", "small", "--no-paper", "--out", out, "--json")
+    page = tmp_path / "page.html"
+    ways = ["--pool", "small", "--no-paper", "--out", out, "--report", page, "--json"]
+    told = run("tune", spec, *ask, "--cost", 2.1, *ways)
     tuned = json.loads(told[told.index("{") :])
     assert "at least" in tuned["verdict"] and "mirror" in tuned["rows"][-1]["looks"]
     rows = run("evaluate", spec, *ask, "--recipe", out, "--out", tmp_path / "run", "--json")
@@ -268,6 +270,7 @@ def test_a_tuned_recipe_walks_through(kind, task, key, best, tmp_path, monkeypat
     assert ours["metrics"][key] == pytest.approx(best, abs=1e-5) and abs(plain["metrics"][key] - best) > 0.01
     shown = plain["metrics"][key] * (1 if key == "rmse" else 100)
     metric = next(k for k in tuned["rows"][0] if k.startswith(("mAP", "RMSE", "k-NN", "recall@1 %")))
+    assert f"{metric}, plain" in page.read_text()
     assert float(tuned["rows"][0][metric]) == pytest.approx(shown, rel=2e-3, abs=0.01)  # what evaluate measures
     assert ours["macs"] == pytest.approx(float(tuned["rows"][-1]["cost"]), abs=0.01)
     picture = next(p for p in tmp_path.rglob("*.png"))

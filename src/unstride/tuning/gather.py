@@ -82,11 +82,11 @@ def gather(
 ) -> Gathered:
     """Everything once, into files of `folder`; what is there already is not computed again."""
     works: dict[tuple[int, ...], dict[View, Work]] = {}  # pictures with maps may have sizes of their own
-    left_out: dict[str, None] = {}
+    left_out: list[str] = []
     for part in given:
         if part.source.size not in works:
             units, works[part.source.size], refused = usable(better, part.source, units)
-            left_out |= dict.fromkeys(refused)
+            left_out += refused
     work, *others = works.values()
     looks = looks_of(units, work)
     asked = [(look.view.spec(), look.state.selections) for look in looks]
@@ -109,7 +109,7 @@ def gather(
         torch.tensor([order.index(part.source.size) for part in given]).repeat_interleave(count),
     )  # fmt: skip
     beside = (_joined([s["paper"] for s in stored]), torch.cat([s["cost"] for s in stored])) if paper else None
-    return Gathered(pool, beside, tuple(left_out), time.monotonic() - start, tuple(units))
+    return Gathered(pool, beside, tuple(dict.fromkeys(left_out)), time.monotonic() - start, tuple(units))
 
 
 def _joined(found: Sequence[Tensor], dim: int = 0, fill: float = 0.0) -> Tensor:

@@ -57,11 +57,12 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         yield from _maps(data, like)
         return
     if isinstance(data, Dataset):
+        whole = data.fingerprint()
         for start in range(0, len(data), SHARD):
             read = list(_read(data, range(start, min(start + SHARD, len(data)))))
             if read:
                 source = Pictures([r[1] for r in read], data.preprocess, like)
-                yield Part(_key(data, [r[0] for r in read]), source, _stacked([r[2] for r in read]))
+                yield Part(_key(whole, [r[0] for r in read]), source, _stacked([r[2] for r in read]))
         return
     for batch in data:
         images, known = unpacked(batch, "data", task)
@@ -88,8 +89,8 @@ def _read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]
         yield item.id, picture, target
 
 
-def _key(data: Dataset, names: list[str]) -> str:
-    return hashlib.sha256(repr((data.fingerprint(), names)).encode()).hexdigest()[:24]
+def _key(fingerprint: str, names: list[str]) -> str:
+    return hashlib.sha256(repr((fingerprint, names)).encode()).hexdigest()[:24]
 
 
 def _stacked(targets: list[Any]) -> Tensor:
@@ -99,8 +100,9 @@ def _stacked(targets: list[Any]) -> Tensor:
 def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
     given: list[tuple[str, Source, Tensor]] = []
     if isinstance(data, Dataset):
+        whole = data.fingerprint()
         for name, picture, known in _read(data, range(len(data))):
-            given.append((_key(data, [name]), Pictures([picture], data.preprocess, like), known))
+            given.append((_key(whole, [name]), Pictures([picture], data.preprocess, like), known))
     else:
         for batch in data:
             images, values = unpacked(batch, "data", "dense")

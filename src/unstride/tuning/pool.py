@@ -72,8 +72,8 @@ class Pool:
     def rows(self, chosen: Tensor | Sequence[int]) -> Pool:
         """The same for some of the pictures."""
         at = torch.as_tensor(chosen)
-        known = {"labels": self.labels, "stands": self.stands, "size": self.size}
-        return replace(self, logits=self.logits[:, at], **{k: v if v is None else v[at] for k, v in known.items()})
+        labels, stands, size = (v if v is None else v[at] for v in (self.labels, self.stands, self.size))
+        return replace(self, logits=self.logits[:, at], labels=labels, stands=stands, size=size)
 
     def states(self, stage: Stage, view: View) -> tuple[State, ...]:
         """A stage's states in a view, as `Stage.chosen` has them for the network at that size."""

@@ -76,7 +76,7 @@ def tune(
     pool       small, medium or large: how many looks are tried
     objective  of classes likelihood (the default), accuracy, or, in segmentation, miou; other tasks have one each
     window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
-    guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
+    guard      points, or per cent of an error: a recipe that may lose more, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
     recipe     and options, what `enhance` takes: but for segmentation one more row of the table, "yours", and the
                start for nothing else
