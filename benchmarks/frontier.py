@@ -25,7 +25,8 @@ from unstride.proof.metrics import bootstrap
 from unstride.recipe import get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.choose import Choice, choose, stages_of
-from unstride.tuning.gather import Part, gather, parts
+from unstride.tuning.gather import gather
+from unstride.tuning.parts import Part, parts
 from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
 from unstride.views.policies import IDENTITY

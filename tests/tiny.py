@@ -47,6 +47,21 @@ def build_maps() -> tuple[nn.Module, Preprocess]:
     return net(maps=True), PREPROCESS
 
 
+class Deep(nn.Module):
+    """(B, 3, H, W) -> (B, H, W), positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(maps=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).mean(1).exp()
+
+
+def build_depth() -> tuple[nn.Module, Preprocess]:
+    return Deep().eval(), PREPROCESS
+
+
 def build_dying() -> tuple[nn.Module, Preprocess]:
     """Rank 1 is killed once, when it has finished a shard of the run in UNSTRIDE_TEST_OUT."""
     out = Path(os.environ["UNSTRIDE_TEST_OUT"])

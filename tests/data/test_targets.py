@@ -122,3 +122,37 @@ def test_class_folders_serve_embeddings(tmp_path: Path) -> None:
         pictures(tmp_path / name)
     found = data.load(f"folder:{tmp_path}", WHOLE)
     assert found.serving("embedding").task == "embedding" and found.serving("dense").task == "classification"
+
+
+def test_pairs(tmp_path: Path) -> None:
+    pictures(tmp_path, 5)
+    table = tmp_path / "pairs.csv"
+    table.write_text("query,match\np0.png,p3.png\np0.png,p4.png\np1.png,p3.png\np3.png,p0.png\n")
+    found = data.load(f"pairs:{table}", WHOLE)
+    assert found.task == "embedding" and [item.id for item in found] == ["p0.png", "p3.png", "p4.png", "p1.png"]
+    wanted = [[0, 1, 1, 2], [1, 1, 0, -1], [2, 1, -1, -1], [3, 0, 1, -1]]  # number, in the gallery, its matches
+    assert [found.tensors(k)[1].tolist() for k in range(4)] == wanted
+    before = found.fingerprint()
+    table.write_text(table.read_text().replace("p1.png,p3.png", "p1.png,p4.png"))
+    assert data.load(f"pairs:{table}", WHOLE).fingerprint() != before
+    with pytest.raises(OptionError, match="both of its pictures"):
+        data.load(f"pairs:{table}", WHOLE, limit=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("query,match\np0.png,none.png\n", r"none\.png: no such file.*row 2"),
+        ("query,match\nnone.png,p0.png\n", r"none\.png: no such file.*row 2"),
+        ("query,match\np0.png,p0.png\n", "row 2.*its own match"),
+        ("p0.png,p1.png\np1.png,p2.png\n", r"titles.*p1\.png; wanted query,match"),
+        ("query,match,how\np0.png,p1.png,1\n", "match, how; wanted query,match"),
+        ("query,match\np0.png\n", "row 2: 1 cells; wanted 2"),
+        ("query,match\n", "no image found"),
+    ],
+)
+def test_pairs_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
+    pictures(tmp_path)
+    (tmp_path / "pairs.csv").write_text(text)
+    with pytest.raises(DataError, match=words):
+        data.load(f"pairs:{tmp_path / 'pairs.csv'}", WHOLE)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import data
-from unstride.errors import OptionError
+from unstride.errors import InputError, OptionError
 from unstride.proof import measures
 from unstride.proof.words import advice, verdict
 from unstride.views.images import Preprocess
@@ -92,6 +92,20 @@ def test_neighbours_by_hand_and_by_torchmetrics() -> None:
     assert compare(0, 1).gain == 0
 
 
+def test_pairs_by_hand() -> None:
+    """A query is looked for among the second column, never found as itself, and counts where a match of it is there."""
+    vectors = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1], [0.5, 0.6], [1, 0.01]])
+    pairs = torch.tensor([[0, 1, 1, -1], [1, 1, 2, 3], [2, 1, -1, -1], [3, 0, 2, -1], [4, 0, 9, -1]])
+    unit = nn.functional.normalize(vectors)
+    assert measures.asked_pairs(pairs).tolist() == [0, 1, 3]  # 4 has a match that could not be read
+    assert measures.paired(unit, pairs, 2).tolist() == [[True, False], [False, True], [True, False]]
+    values = joined(measures.score("embedding", [vectors, vectors.flip(1)], list(pairs)))
+    measured, compare = measures.summarise("embedding", values, 0)
+    assert measured[0] == {"recall1": pytest.approx(2 / 3), "recall5": 1.0, "chance": pytest.approx(1 / 3)}
+    assert compare(0, 1).n == 3 and measures.measure_of("embedding", measured[0]).name == "recall@1"
+    assert measures.measure_of("embedding").key == "knn"
+
+
 def test_of_equal_votes_the_nearest_wins() -> None:
     assert measures.voted(torch.tensor([[2, 1, 1, 2, 0], [0, 1, 2, 3, 4], [1, 0, 0, 0, 1]])).tolist() == [2, 0, 0]
 
@@ -121,9 +135,7 @@ class Depth(nn.Module):
         return self.net(x)["out"][:, 0].exp()
 
 
-def evaluated(
-    model: nn.Module, found: data.Dataset, report: Path | None = None, **options: object
-) -> list[unstride.Row]:
+def evaluated(model: nn.Module, found: object, report: Path | None = None, **options: object) -> list[unstride.Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = unstride.evaluate(model, found, recipe="flip", report=report, batch_size=3, **options)
@@ -168,3 +180,37 @@ def test_an_evaluation_of_embeddings(tmp_path: Path) -> None:
     assert [r.metrics for r in again] == [r.metrics for r in rows]
     with pytest.raises(OptionError, match="labelled for classification"):
         unstride.evaluate(better.model, found, task="dense")
+
+
+def test_an_evaluation_of_pairs(tmp_path: Path) -> None:
+    names = pictures(tmp_path, 6)
+    rows = [f"{a},{b}" for a, b in zip(names[:3], names[3:], strict=True)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["query,match", *rows]))
+    found = data.load(f"pairs:{tmp_path / 'pairs.csv'}", WHOLE)
+    rows = evaluated(seeded(SmallNet(7)), found, tmp_path / "page.html", task="embedding")
+    model = seeded(SmallNet(7))
+    with torch.no_grad():
+        x = torch.stack([found.tensors(k)[0] for k in range(6)])
+        unit = nn.functional.normalize(model(x))
+    at = {item.id: k for k, item in enumerate(found)}
+    q, g = ([at[n] for n in part] for part in (names[:3], names[3:]))
+    right = (unit[q] @ unit[g].T).argmax(1) == torch.arange(3)
+    assert rows[0].metrics["recall1"] == pytest.approx(float(right.double().mean()))
+    assert rows[0].metrics["recall5"] == 1 and "knn" not in rows[0].metrics
+    assert rows[0].measure.name == "recall@1" and "recall@1" in verdict(rows[1])
+    assert "recall@1" in (tmp_path / "page.html").read_text()
+
+
+def test_batches_of_labels_numbers_and_maps() -> None:
+    """A loader's numbers are measured as a data set's are; what does not fit the task is refused."""
+    x = torch.randn(6, 3, 32, 32, generator=RNG)
+    y = torch.rand(6, 5, generator=RNG)
+    rows = evaluated(seeded(SmallNet()), [(x[:4], y[:4]), (x[4:], y[4:])], task="regression")
+    with torch.no_grad():
+        wanted = float((seeded(SmallNet())(x) - y).square().mean().sqrt())
+    assert rows[0].metrics["rmse"] == pytest.approx(wanted, rel=1e-5)
+    assert evaluated(seeded(SmallNet()), [(x, (y > 0.5).long())], task="multilabel")[0].task == "multilabel"
+    assert evaluated(seeded(Depth()), [(x, 1 + x[:, 0].abs())], task="depth")[0].task == "dense"
+    for labels, task, words in ((y, "multilabel", "0 or 1"), (y, "dense", "a map"), (y / 0, "regression", "finite")):
+        with pytest.raises(InputError, match=words):
+            unstride.evaluate(seeded(SmallNet()), [(x, labels)], task=task)

@@ -35,9 +35,8 @@ ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and
 Data = Annotated[
     str,
     typer.Option(
-        help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, masks, depth, labels "
-        "or values, "
-        "each as KIND:PATH; or sample, sample-segmentation."
+        help="imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, masks, depth, labels, "
+        "values or pairs, each as KIND:PATH; or sample, sample-segmentation."
     ),
 ]
 Split = Annotated[str | None, typer.Option(help="Part of --data; by default the kind's usual one.")]

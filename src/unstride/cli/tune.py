@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unstride.cli.options import AsJson, Limit, Seed, Spec, Weights
+from unstride.cli.options import AsJson, Limit, Seed, Spec, Task, Weights
 from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
 
@@ -26,9 +26,16 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml), for --recipe.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
     pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
-    objective: Annotated[str, typer.Option(help="likelihood, accuracy, or, of maps, miou.")] = "likelihood",
+    task: Task = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Of classes likelihood (the default), accuracy, or, of maps, miou; other tasks have one each."
+        ),
+    ] = None,
     guard: Annotated[
-        float | None, typer.Option(help="Points: refuse a recipe that may lose more than that, with 95 % confidence.")
+        float | None,
+        typer.Option(help="Points, or per cent of an error: refuse a recipe that may lose more, with 95 % confidence."),
     ] = None,
     paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
     limit: Limit = None,
@@ -67,8 +74,8 @@ def tune(
 
     assert data is not None
     tuned = find(
-        loaded, data, cost, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit, window=window,
-        cache_dir=cache, seed=seed, progress=True, **asked.options(),
+        loaded, data, cost, task=task, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit,
+        window=window, cache_dir=cache, seed=seed, progress=True, **asked.options(),
     )  # fmt: skip
     made = {}
     if out is not None:

@@ -20,6 +20,7 @@ The name is KIND:PATH:
     depth        images/ and depth/, 16-bit PNG (0: not measured; scale.txt: what they are divided by) or .npy
     labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for a picture
     values       a CSV with titles path,TITLE,... and numbers: what a regression should give
+    pairs        a CSV with titles query,match and two pictures that belong together in each row: for embeddings
 
 Where a class is all that is known, it also says which pictures belong together: class folders serve embeddings.
 
@@ -70,7 +71,9 @@ class Dataset:
     @property
     def legend(self) -> str:
         """Which label means which class, in one line: the first few, and how many there are."""
-        return f"targets: {self.task}" if self.task in ("dense", "regression") else legend(self.listing)
+        if self.task in ("dense", "regression") or self.name.startswith("pairs:"):
+            return f"targets: {self.task}"
+        return legend(self.listing)
 
     def serving(self, task: str | None) -> Dataset:
         """The same for another task that its labels say enough for: of one class, an embedding can be judged."""
@@ -148,6 +151,8 @@ def load(
         )
     if ignore is not None and kind != "masks":
         raise OptionError(f"ignore is {ignore}, but {kind} says itself which pixels have no label; leave it out")
+    if limit is not None and kind == "pairs":
+        raise OptionError("limit: a pair needs both of its pictures; give a shorter table")
     known = Classes.of(classes)
     listing = KINDS[kind](Path(path), split, known.count, **({"ignore": ignore} if kind == "masks" else {}))
     total = len(listing.entries)

@@ -18,6 +18,11 @@ from unstride.graph.capture import check_images
 from unstride.jobs.fingerprint import digest
 from unstride.views.images import Preprocess
 
+NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them has, and what they are
+    "multilabel": (2, "0 or 1 for each label, (B, K)"),
+    "regression": (2, "finite numbers (B, K), or (B,)"),
+    "dense": (3, "a map (B, H, W) of finite numbers, NaN where nothing is known"),
+}
 _KEPT = 8  # batches: readers that run ahead of each other are never so far apart
 
 
@@ -68,8 +73,11 @@ class Batches:
             raise DataError(f"{self.data.name}: none of {len(self._indices())} images can be read; the first: {first}")
 
 
-def unpacked(batch: Any, what: str) -> tuple[Any, Tensor]:
-    """Images and labels of a loader's batch: (images, labels, ...), or a dict with pixel_values and labels."""
+def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tensor]:
+    """Images and labels of a loader's batch: (images, labels, ...), or a dict with pixel_values and labels.
+
+    `task`: one of `NUMBERS` has numbers for labels, float (B, K), or maps (B, H, W).
+    """
     pair: list[Any]
     if isinstance(batch, Mapping):
         pair = [batch.get(name) for name in ("pixel_values", "labels")]
@@ -83,11 +91,24 @@ def unpacked(batch: Any, what: str) -> tuple[Any, Tensor]:
             f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels) or a dict with pixel_values "
             "and labels"
         ) from error
+    if task in NUMBERS:
+        return images, _numbers(labels, count, what, task)
     if labels.ndim == 0 or len(labels) != count or labels.is_floating_point():
         raise InputError(
             f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted an integer each, or a mask"
         )
     return images, labels
+
+
+def _numbers(labels: Tensor, count: int, what: str, task: str) -> Tensor:
+    """As `Item.read` gives them, one below the other: (B, K), or maps (B, H, W); NaN only where a map is not known."""
+    axes, wanted = NUMBERS[task]
+    values = labels.float()[:, None] if task == "regression" and labels.ndim == 1 else labels.float()
+    fits = values.ndim == axes and len(values) == count and not bool(values.isinf().any())
+    fits = fits and (task == "dense" or not bool(values.isnan().any()))
+    if not fits or (task == "multilabel" and not bool(((values == 0) | (values == 1)).all())):
+        raise InputError(f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted {wanted}")
+    return values
 
 
 def reusable(loader: Any, what: str) -> None:
@@ -102,21 +123,24 @@ class FromBatches:
     """`FromBatches(loader)`: batches of prepared, labelled images as a data set, image by image.
 
     The loader is gone through once to know what it holds and again to use it, in the same order each time; only its
-    last few batches are kept.
+    last few batches are kept. `task`: what the labels are for, where that is no class.
     """
 
     name, preprocess, classes = "batches", None, ()
     legend = "labels are taken for the model's class numbers"
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], task: str | None = None) -> None:
         reusable(loader, "data")
         self.loader = loader
+        self._asked = task if task in NUMBERS else None
+        if self._asked is not None:
+            self.legend = f"targets: {self._asked}"
         self.ends: list[int] = []  # images up to and with each batch
         self._digest = hashlib.sha256()
         self.task = "classification"
         for images, labels in self._batches():
             self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
-            self.task = "segmentation" if labels.ndim == 3 else "classification"
+            self.task = self._asked or ("segmentation" if labels.ndim == 3 else "classification")
             self._digest.update(repr((images.shape, images.dtype)).encode())
             self._digest.update(digest({"images": images, "labels": labels}).encode())
         if not self.ends or not self.ends[-1]:
@@ -127,7 +151,7 @@ class FromBatches:
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.loader:
-            images, labels = unpacked(batch, "data")
+            images, labels = unpacked(batch, "data", self._asked)
             yield check_images(images, "data"), labels
 
     def serving(self, task: str | None) -> FromBatches:
@@ -140,7 +164,7 @@ class FromBatches:
         return self.ends[-1]
 
     def tensors(self, index: int) -> tuple[Tensor, int | Tensor]:
-        """(C, H, W), and a class or a mask (H, W)."""
+        """(C, H, W), and a class, a mask or map (H, W), or labels or numbers (K,)."""
         number = bisect_right(self.ends, index)
         with self._lock:
             if number not in self._kept and min(self._kept, default=0) > number:

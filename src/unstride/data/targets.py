@@ -1,4 +1,4 @@
-"""Data sets whose targets are no single class: depth maps, several labels, numbers. What has no target is NaN."""
+"""Data sets whose targets are no single class: depth maps, several labels, numbers, pairs. What is not known is NaN."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from unstride.views.images import is_image_name, open_image, open_mask
 
 _MOST = 1 << 28  # bytes of one map
 _SCALE = "scale.txt"
+_PAIRS = "query,match with two pictures that belong together in each row"
 
 
 def _depth(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -107,7 +108,7 @@ def _vectors(path: Path, rows: Sequence[tuple[str, list[str]]], check: Callable[
     return Listing(entries, partial(_vector_item, path.parent), stamp=stamped)
 
 
-def _vector_item(root: Path, entry: tuple[str, tuple[float, ...]]) -> Item:
+def _vector_item(root: Path, entry: tuple[str, tuple[float, ...] | tuple[int, ...]]) -> Item:
     path = root / entry[0]
     return Item(entry[0], partial(open_image, path), partial(torch.tensor, entry[1]), (path,))
 
@@ -124,6 +125,35 @@ def _values(path: Path, split: str | None, classes: int | None) -> Listing:
     """A CSV whose first row is path and a title for each number of the model's output."""
     _, rows = _table(path, split, "values", "path,TITLE,... with a number below each title")
     return _vectors(path, rows, np.isfinite, "finite numbers")
+
+
+def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
+    """A CSV of query,match: two pictures that belong together in each row, of a query as many rows as it has matches.
+
+    A target is (its number, 1 where it is in the second column, the numbers of its matches, -1 for none): a query is
+    looked for among the pictures of the second column.
+    """
+    titles, rows = _table(path, split, "pairs", _PAIRS)
+    if [title.lower() for title in titles] != ["match"]:
+        raise DataError(f"{path}: the titles are {', '.join(['...', *titles])}; wanted {_PAIRS}")
+    numbers: dict[str, int] = {}
+    matches: dict[str, list[int]] = {}
+    for row, (query, (match,)) in enumerate(rows, 2):
+        if not (path.parent / match).is_file():
+            raise DataError(f"{path.parent / match}: no such file, but {path.name} has it in row {row}")
+        if query == match:
+            raise DataError(f"{path}, row {row}: {query} is its own match; wanted another picture")
+        for name in (query, match):
+            numbers.setdefault(name, len(numbers))
+        matches.setdefault(query, []).append(numbers[match])
+    most = max(map(len, matches.values()), default=0)
+    known = {match for _, (match,) in rows}
+    entries = []
+    for name, number in numbers.items():
+        own = matches.get(name, [])
+        entries.append((name, (number, int(name in known), *own, *[-1] * (most - len(own)))))
+    stamped = stamp(np.array([v for _, v in entries], np.int64))
+    return Listing(entries, partial(_vector_item, path.parent), stamp=stamped)
 
 
 def match_labels(name: str, listing: Listing, classes: Classes) -> Listing:
@@ -151,5 +181,5 @@ def _picked(target: Callable[[], Tensor], order: Tensor) -> Tensor:
     return target()[order]
 
 
-KINDS: dict[str, Callable[..., Listing]] = {"depth": _depth, "labels": _labels, "values": _values}
-TASKS = {"depth": "dense", "labels": "multilabel", "values": "regression"}
+KINDS: dict[str, Callable[..., Listing]] = {"depth": _depth, "labels": _labels, "values": _values, "pairs": _pairs}
+TASKS = {"depth": "dense", "labels": "multilabel", "values": "regression", "pairs": "embedding"}

@@ -104,7 +104,7 @@ def _shown(
         Text(f"The recipe, also in {file.name}: {tuned.recipe}"),
         proof,
     ]
-    frontier = [{"name": x.name, metric: x.accuracy, "nll": x.nll, "cost": x.cost} for x in tuned.lines]
+    frontier = [{"name": x.name, metric: x.value, "nll": x.beside, "cost": x.cost} for x in tuned.lines]
     figures = {"verdict": tuned.verdict, "recipe": str(file), "frontier": frontier, "unseen": unseen, "rows": rows}
     return figures, blocks
 

@@ -97,12 +97,12 @@ def evaluate(
         model = load_model(model, weights)
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
-    asked_task = _asked_task(model, task)
-    dataset = _dataset(model, data, limit, split, asked_task).serving(asked_task)
+    told = asked_task(model, task)
+    dataset = _dataset(model, data, limit, split, told).serving(told)
     by = measure_of(dataset.task)
     if dataset.preprocess is None and (isinstance(tta, str) or report is not None):
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
-    _check_task(model, task, dataset)
+    check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets)
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
@@ -164,7 +164,7 @@ def _views(
     return tta, wide
 
 
-def _asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
+def asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
     """What the user says, otherwise what the model is known to be for; None leaves it to the data."""
     if task not in (None, "auto"):
         return task_named(task).name
@@ -189,12 +189,19 @@ def _dataset(
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
         if limit is not None or split is not None:
             raise OptionError("limit and split: they are of named data sets; give fewer batches, or others")
-        return FromBatches(data)
+        return FromBatches(data, asked)
     if not isinstance(data, str):
         raise OptionError(
             f"data is {type(data).__name__}; wanted a name such as folder:photos, a Dataset, or batches of images and "
             "labels"
         )
+    return named_data(model, data, asked, limit, split)
+
+
+def named_data(
+    model: Loaded | nn.Module, data: str, asked: str | None, limit: int | None, split: str | None = None
+) -> Dataset:
+    """KIND:PATH as this model takes it, with its class numbers for labels."""
     if not isinstance(model, Loaded):
         raise OptionError(
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
@@ -207,7 +214,8 @@ def _dataset(
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
-def _check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset | FromBatches) -> None:
+def check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset | FromBatches) -> None:
+    """What the user says, and what the model is for, must be what the data is labelled for."""
     if task not in (None, "auto"):
         if task_named(task).name != dataset.task:
             raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")

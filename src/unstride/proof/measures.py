@@ -79,7 +79,14 @@ MEASURES = {
 }
 
 
-def measure_of(task: str) -> Measure:
+# Pairs have no classes that neighbours could vote for.
+RECALL = Measure("recall1", "recall@1", "queries", (("recall@1", "recall1"), ("recall@5", "recall5")), enough=20)
+
+
+def measure_of(task: str, metrics: Mapping[str, Any] | None = None) -> Measure:
+    """What a task is compared by; `metrics`: those that were found, where it depends on how the data is labelled."""
+    if task == "embedding" and metrics is not None and "knn" not in metrics:
+        return RECALL
     if task not in MEASURES:
         raise OptionError(f"task={task!r} has no labels to be measured with; there are {', '.join(MEASURES)}")
     return MEASURES[task]
@@ -130,8 +137,10 @@ def _map(outputs: Sequence[Tensor], target: Tensor) -> dict[str, Any]:
     return {"pixels": np.array(len(truth), np.int64), "errors": np.array(rows)}
 
 
-def _vector(outputs: Sequence[Tensor], target: int) -> dict[str, Any]:
+def _vector(outputs: Sequence[Tensor], target: int | Tensor) -> dict[str, Any]:
     vectors = normalize(torch.stack([one.flatten() for one in outputs]), dim=1)
+    if isinstance(target, Tensor):
+        return {"vectors": vectors.numpy(), "pairs": target.numpy().astype(np.int64)}
     return {"vectors": vectors.numpy(), "label": np.array(int(target), np.int64)}
 
 
@@ -245,8 +254,25 @@ def voted(near: Tensor) -> Tensor:
     return near.gather(1, votes.max(1, keepdim=True).indices)[:, 0]
 
 
+def asked_pairs(pairs: Tensor) -> Tensor:
+    """Rows (Q,) of the queries that have a match among these pictures. `pairs` (N, 2 + M): as the data has it."""
+    there = pairs[pairs[:, 1] == 1, 0]
+    return torch.isin(pairs[:, 2:], there).any(1).nonzero()[:, 0]
+
+
+def paired(vectors: Tensor, pairs: Tensor, count: int) -> Tensor:
+    """Whether each of the nearest in the gallery, but for itself, is a query's match: (Q, count), nearest first."""
+    asked, gallery = asked_pairs(pairs), (pairs[:, 1] == 1).nonzero()[:, 0]
+    near = vectors[asked] @ vectors[gallery].T
+    near = near.masked_fill(pairs[asked, :1] == pairs[gallery, 0], -math.inf)
+    found = pairs[gallery, 0][near.topk(min(count, len(gallery)), 1).indices]
+    return (found[:, :, None] == pairs[asked, None, 2:]).any(2)
+
+
 def _embedding(values: Mapping[str, Any], seed: int) -> Measured:
-    """Every image against all the others: is the label of its neighbours its own?"""
+    """Every image against all the others: is the label of its neighbours its own? Of pairs: is its match among them?"""
+    if "pairs" in values:
+        return _pairs(values, seed)
     labels = torch.from_numpy(values["label"])
     if len(labels) < 3 or len(labels.unique()) < 2:
         raise DataError(f"{len(labels)} images of {len(labels.unique())} class; neighbours need several of each")
@@ -258,13 +284,32 @@ def _embedding(values: Mapping[str, Any], seed: int) -> Measured:
         same = near == labels[:, None]
         recalls = {f"recall{n}": float(same[:, :n].any(1).double().mean()) for n in (1, 5)}
         measured.append({"knn": float(right[-1].mean()), **recalls, "chance": 1 / len(labels.unique())})
+    return measured, _by_query(right, seed)
+
+
+def _pairs(values: Mapping[str, Any], seed: int) -> Measured:
+    pairs = torch.from_numpy(values["pairs"])
+    gallery, asked = pairs[pairs[:, 1] == 1, 0], asked_pairs(pairs)
+    if not len(asked) or len(gallery) < 2:
+        raise DataError(f"{len(asked)} queries with a match, among {len(gallery)} pictures; there must be several")
+    chance = float(torch.isin(pairs[asked, 2:], gallery).sum(1).double().mean()) / len(gallery)
+    measured, right = [], []
+    for k in range(values["vectors"].shape[1]):
+        hits = paired(torch.from_numpy(values["vectors"][:, k]), pairs, NEIGHBOURS)
+        right.append(hits[:, 0].numpy())
+        measured.append({**{f"recall{n}": float(hits[:, :n].any(1).double().mean()) for n in (1, 5)}, "chance": chance})
+    return measured, _by_query(right, seed)
+
+
+def _by_query(right: Sequence[Any], seed: int) -> Callable[[int, int], Gain]:
+    """Gains in the share of queries that are right, (queries,) of each setting."""
 
     def compare(a: int, b: int) -> Gain:
         change = right[b].astype(np.float64) - right[a]
         low, high = bootstrap(change, seed)
         return Gain(float(change.mean()), low, high, int((change > 0).sum()), int((change < 0).sum()), len(change))
 
-    return measured, compare
+    return compare
 
 
 _SUMMARIES: dict[str, Callable[[Mapping[str, Any], int], Measured]] = {

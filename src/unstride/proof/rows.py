@@ -100,7 +100,7 @@ class Row:
     @property
     def measure(self) -> Measure:
         """Which number that is, what it is called, and whether lower is better."""
-        return measure_of(self.task)
+        return measure_of(self.task, self.metrics)
 
     def to_json(self) -> dict[str, Any]:
         """Plain types. `Row.from_json` is its inverse."""

@@ -34,7 +34,7 @@ def summarise(
         measured = [{**one, "chance": 1 / told_apart} for one in measured]
     else:
         measured, compare = measures.summarise(task, whole.values, seed)
-    by = measures.measure_of(task)
+    by = measures.measure_of(task, measured[0])
     quality = [-one[by.key] if by.lower else one[by.key] for one in measured]
     plain_macs = whole.values["plain_macs"]
     macs = (whole.values["macs"] * plain_macs[:, None]).sum(0) / plain_macs.sum()

@@ -13,7 +13,7 @@ from typing import Any
 from unstride.errors import UnstrideError
 from unstride.models import Loaded
 from unstride.recipe import Recipe
-from unstride.tuning.gather import SHARD
+from unstride.tuning.parts import SHARD
 from unstride.tuning.tune import tune
 from unstride.tuning.tuned import Tuned
 

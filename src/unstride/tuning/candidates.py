@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import near_count
+from unstride.procedure.meaning import TASKS
 from unstride.views.canvas import Canvas, Pictures, Source, flips
 from unstride.views.policies import View, parse_view
 
@@ -34,7 +35,7 @@ def candidates(source: Source, pool: str, task: str) -> list[Unit]:
     if pool not in SIZES:
         raise OptionError(f"pool: got {pool!r}, wanted one of {', '.join(SIZES)}")
     level = SIZES.index(pool)
-    if task == "segmentation":
+    if TASKS[task].maps:
         views = ["mirror", "1.25x", "mirror + 1.25x"]
         views += ["0.75x", "mirror + 0.75x", "1.5x", "mirror + 1.5x"] if level else []
         views += ["0.5x", "mirror + 0.5x", "1.75x", "mirror + 1.75x"] if level > 1 else []

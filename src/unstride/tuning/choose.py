@@ -8,7 +8,7 @@ good as the best wins; it may be "plain".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -184,10 +184,8 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
     tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
     for share in SHARES:
         fits = {k: p for k, p in named.items() if share * float(whole.costs[p].sum()) <= ceiling - 1 + 1e-9}
-        found = {
-            Way(len(p), share, k): torch.full((len(pool),), math.nan, dtype=torch.float64) for k, p in fits.items()
-        }
-        found |= {Way(j, share): torch.full((len(pool),), math.nan, dtype=torch.float64) for j in range(1, STEPS + 1)}
+        ways = [*(Way(len(p), share, k) for k, p in fits.items()), *(Way(j, share) for j in range(1, STEPS + 1))]
+        found = {way: torch.full((len(pool),), math.nan, dtype=torch.float64) for way in ways}
         for fitted, test, held in _parts(whole, folds):
             path, below = greedy(fitted, share, ceiling, objective, own), threshold(fitted.margin, share)
             for way, out in found.items():
@@ -253,18 +251,26 @@ def fold_of(count: int, folds: int, seed: int) -> Tensor:
 
 def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
     """A choice as stages with thresholds and temperatures from this pool."""
-    first = Stage()
     if not choice.units:
-        return (first,)
+        return laid(())
     warm = table(pool, choice.units).temperatures
     below = threshold(sureness(pool.plain, "margin"), choice.share)
     gate = Gate("margin", below, choice.share) if choice.share < 1 else None
-    alone = tuple(u.view for u in choice.units if u.states == "plain")
-    w = choice.weight
-    weights = () if w == 1 else (w,) * len(alone)
-    stages = [Stage(alone, "plain", gate, weights, tuple(warm[v] for v in alone))] if alone else []
-    for unit in choice.units:
+    return laid(choice.units, gate, choice.weight, warm)
+
+
+def laid(
+    units: Sequence[Unit], gate: Gate | None = None, weight: float = 1.0, warm: Mapping[View, float] | None = None
+) -> tuple[Stage, ...]:
+    """Units after the plain look, behind a gate: as a user would, all of them for all pictures, at one temperature."""
+
+    def stage(views: tuple[View, ...], states: str, gate: Gate | None) -> Stage:
+        weights = () if weight == 1 else (weight,) * len(views)
+        return Stage(views, states, gate, weights, () if warm is None else tuple(warm[v] for v in views))
+
+    alone = tuple(u.view for u in units if u.states == "plain")
+    stages = [stage(alone, "plain", gate)] if alone else []
+    for unit in units:
         if unit.states != "plain":
-            own = (() if w == 1 else (w,), (warm[unit.view],))
-            stages.append(Stage((unit.view,), unit.states, None if stages else gate, *own))
-    return (first, *stages)
+            stages.append(stage((unit.view,), unit.states, None if stages else gate))
+    return (Stage(), *stages)

@@ -5,82 +5,43 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from unstride.data import Dataset
-from unstride.data.batches import unpacked
 from unstride.enhanced import Enhanced
-from unstride.errors import ArtefactError, DataError, InputError, UnstrideError
+from unstride.errors import ArtefactError, DataError, UnstrideError
 from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.jobs.distributed import World
 from unstride.jobs.fingerprint import digest, fingerprint
 from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
+from unstride.procedure.meaning import TASKS
 from unstride.tuning.candidates import Unit
+from unstride.tuning.parts import Part
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.timing import estimate
-from unstride.views.canvas import Canvas, Pictures, Source, as_source
+from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY, View
-from unstride.views.volumes import Volume
 
 KIND = "looks"
-SHARD = 64  # pictures
 PAPER = 10  # states of the paper's search, which stands beside ours
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Some labelled pictures, and what identifies them."""
-
-    key: str
-    source: Source
-    labels: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class Gathered:
-    """A pool, and the paper's search on the same pictures: its logits (N, K) and costs (N,)."""
+    """A pool, and the paper's search on the same pictures: its answers (N, E) and costs (N,)."""
 
     pool: Pool
     paper: tuple[Tensor, Tensor] | None
     left_out: tuple[str, ...]  # units that the network refuses, and why
     seconds: float
-
-
-def parts(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
-    """A data set, or batches of (images, labels) -> parts of at most 64 pictures."""
-    if isinstance(data, Dataset):
-        for start in range(0, len(data), SHARD):
-            items = [data[i] for i in range(start, min(start + SHARD, len(data)))]
-            read = []
-            for item in items:
-                try:
-                    read.append((item.id, *item.read()))
-                except (DataError, OSError) as error:
-                    print(f"left out: {item.id}: {error}")
-            if read:
-                key = hashlib.sha256(repr((data.fingerprint(), [r[0] for r in read])).encode()).hexdigest()[:24]
-                pictures = [r[1] for r in read if not isinstance(r[1], Volume)]  # volumes have masks, not classes
-                source = Pictures(pictures, data.preprocess, like)
-                yield Part(key, source, torch.tensor([int(r[2]) for r in read]))
-        return
-    for batch in data:
-        images, known = unpacked(batch, "data")
-        canvas = as_source(images)
-        if not isinstance(canvas, Canvas) or known.ndim != 1:
-            raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with a label for each image")
-        pixels = canvas.pixels.to(like)
-        for start in range(0, len(pixels), SHARD):
-            own = pixels[start : start + SHARD]
-            part = Canvas(own, canvas.box, preprocess=canvas.preprocess)
-            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD])
+    units: tuple[Unit, ...] = ()  # those that it takes
 
 
 def usable(better: Enhanced, source: Source, units: Sequence[Unit]) -> tuple[list[Unit], dict[View, Work], list[str]]:
@@ -120,42 +81,60 @@ def gather(
     paper: bool = True,
 ) -> Gathered:
     """Everything once, into files of `folder`; what is there already is not computed again."""
-    units, work, left_out = usable(better, given[0].source, units)
+    works: dict[tuple[int, ...], dict[View, Work]] = {}  # pictures with maps may have sizes of their own
+    left_out: list[str] = []
+    for part in given:
+        if part.source.size not in works:
+            units, works[part.source.size], refused = usable(better, part.source, units)
+            left_out += refused
+    work, *others = works.values()
     looks = looks_of(units, work)
-    name = hashlib.sha256(
-        repr((fingerprint(better.model), [(look.view.spec(), look.state.selections) for look in looks], paper)).encode()
-    ).hexdigest()[:16]
+    asked = [(look.view.spec(), look.state.selections) for look in looks]
+    name = hashlib.sha256(repr((fingerprint(better.model), better.task, asked, paper)).encode()).hexdigest()[:16]
     start = time.monotonic()
 
-    def look(source: Source) -> dict[str, Tensor]:
-        return {"logits": look_at(better, source, looks), **(_paper(better, source) if paper else {})}
+    def look(part: Part) -> dict[str, Tensor]:
+        said = torch.stack([part.kept(one) for one in look_at(better, part.source, looks)])
+        return {"logits": said, **(_paper(better, part) if paper else {})}
 
     def told(pictures: int) -> str:
-        return estimate(better, given[0].source, looks, work, pictures, paper)
+        return estimate(better, given[0], looks, work, pictures, paper)
 
     stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
-    labels = torch.cat([p.labels for p in given])
-    pool = Pool(looks, torch.cat([s["logits"] for s in stored], 1), labels, work)
-    beside = (torch.cat([s["paper"] for s in stored]), torch.cat([s["cost"] for s in stored])) if paper else None
-    return Gathered(pool, beside, tuple(left_out), time.monotonic() - start)
+    count = torch.tensor([len(part.source) for part in given])
+    order = list(works)
+    pool = Pool(
+        looks, _joined([s["logits"] for s in stored], 1), _joined([part.labels for part in given], 0, torch.nan), work,
+        better.task, torch.tensor([part.stands for part in given]).repeat_interleave(count), tuple(others),
+        torch.tensor([order.index(part.source.size) for part in given]).repeat_interleave(count),
+    )  # fmt: skip
+    beside = (_joined([s["paper"] for s in stored]), torch.cat([s["cost"] for s in stored])) if paper else None
+    return Gathered(pool, beside, tuple(dict.fromkeys(left_out)), time.monotonic() - start, tuple(units))
+
+
+def _joined(found: Sequence[Tensor], dim: int = 0, fill: float = 0.0) -> Tensor:
+    """One after the other; of maps with fewer known pixels the rest is filled."""
+    most = max(one.shape[-1] for one in found)
+    if all(one.ndim <= dim + 1 or one.shape[-1] == most for one in found):
+        return torch.cat(list(found), dim)
+    return torch.cat([pad(one, (0, most - one.shape[-1]), value=fill) for one in found], dim)
 
 
 def answers(better: Enhanced, given: Sequence[Part], folder: Path, us: World, show: bool) -> tuple[Tensor, Tensor]:
-    """Logits (N, K) and costs (N,) of a recipe as it runs, into files of `folder` as well."""
+    """Answers (N, E) and costs (N,) of a recipe as it runs, into files of `folder` as well."""
     learned = "" if better.attention is None else digest(dict(better.attention.state_dict()))
     name = hashlib.sha256(repr((fingerprint(better.model), better.signature, learned)).encode()).hexdigest()[:16]
 
-    def ask(source: Source) -> dict[str, Tensor]:
-        found = better.explain(source)
-        costs = torch.tensor([p.cost for p in found], dtype=torch.float64)
-        return {"logits": torch.stack([p.logits for p in found]).float().cpu(), "cost": costs}
+    def ask(part: Part) -> dict[str, Tensor]:
+        found, costs = better.looks(part.source)
+        return {"logits": part.kept(found), "cost": torch.tensor(costs, dtype=torch.float64)}
 
     stored = _shards(ask, name, given, folder, us, "your recipe" if show else "")
-    return torch.cat([s["logits"] for s in stored]), torch.cat([s["cost"] for s in stored])
+    return _joined([s["logits"] for s in stored]), torch.cat([s["cost"] for s in stored])
 
 
 def _shards(
-    make: Callable[[Source], dict[str, Tensor]],
+    make: Callable[[Part], dict[str, Tensor]],
     name: str,
     given: Sequence[Part],
     folder: Path,
@@ -174,7 +153,7 @@ def _shards(
         print(told(total), file=sys.stderr, flush=True)
     with show_progress(label, total, bool(label) and us.leads and total > 0) as advance:
         for i in mine:
-            write_artefact(files[i], make(given[i].source), {"kind": KIND})
+            write_artefact(files[i], make(given[i]), {"kind": KIND})
             advance(len(given[i].source), "")
     us.wait()
     stored = [found for found in map(_stored, files) if found is not None]
@@ -185,9 +164,10 @@ def _shards(
 
 @torch.no_grad()
 def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
-    """Logits (L, N, K) of these looks, each view prepared once."""
+    """Outputs (L, N, ...) of these looks, the plain one first, each view prepared once."""
     found: dict[Look, Tensor] = {}
     rows = list(range(len(source)))
+    plain: Batch | None = None  # maps are laid over the plain view's
     for view in dict.fromkeys(look.view for look in looks):
         states = [look.state for look in looks if look.view == view]
         images, plan, crop = better.fitted(source.see(view))
@@ -196,15 +176,16 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
         for start in range(0, len(rows), together):
             part = rows[start : start + together]
             batch = Batch(plan, plan.engine.start(images[start : start + together]), (view,), part, crop)
-            for of, (logits, *_) in batch.look(view, states, part, batch):
-                parts.setdefault(Look(view, of[0]), []).append(logits.float().cpu())
+            plain = (plain or batch) if TASKS[better.task].maps else batch
+            for of, (values, *_) in batch.look(view, states, part, plain):
+                parts.setdefault(Look(view, of[0]), []).append(values.float().cpu())
         found |= {look: torch.cat(values) for look, values in parts.items()}
     return torch.stack([found[look] for look in looks])
 
 
-def _paper(better: Enhanced, source: Source) -> dict[str, Tensor]:
-    logits, costs = better.with_options(recipe="paper").costs(source.see(IDENTITY), [PAPER])[PAPER]
-    return {"paper": logits.float().cpu(), "cost": torch.tensor(costs, dtype=torch.float64)}
+def _paper(better: Enhanced, part: Part) -> dict[str, Tensor]:
+    answers, costs = better.with_options(recipe="paper").costs(part.source.see(IDENTITY), [PAPER])[PAPER]
+    return {"paper": part.kept(answers), "cost": torch.tensor(costs, dtype=torch.float64)}
 
 
 def _stored(file: Path) -> dict[str, Tensor] | None:

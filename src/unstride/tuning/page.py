@@ -11,8 +11,8 @@ def page(tuned: Tuned, title: str) -> str:
     """A self-contained page without scripts."""
     plain, last = tuned.lines[0], tuned.lines[-1]
     facts = (
-        (f"{100 * plain.accuracy:.2f} %", "plain"),
-        (f"{100 * last.accuracy:.2f} %", f"{last.name}, on pictures its choice did not see"),
+        (plain.shown, f"{tuned.metric}, plain"),
+        (last.shown, f"{tuned.metric}, {last.name}, on pictures its choice did not see"),
         (f"{last.cost:.2f}", "plain forwards per picture"),
     )
     shown = Table(tuned.head, tuple(line.cells() for line in tuned.lines), strong=frozenset({len(tuned.lines) - 1}))
@@ -28,7 +28,7 @@ def page(tuned: Tuned, title: str) -> str:
 
 
 def frontier_chart(lines: list[Line]) -> Chart:
-    """Gain in accuracy over cost: one line for what was tuned, a point for everything a user would do instead."""
+    """Gain over cost: one line for what was tuned, a point for everything a user would do instead."""
     ours = tuple(_point(line) for line in lines if line.name.startswith("tuned"))
     others = [Series(line.name, (_point(line),)) for line in lines[1:] if not line.name.startswith("tuned")]
     start = Point(1.0, 0.0, label="plain")

@@ -32,6 +32,7 @@ from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
 from unstride.proof.metrics import IGNORE
 from unstride.tuning.candidates import Unit
+from unstride.tuning.parts import drawn
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
@@ -214,11 +215,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
 
 def sampled(scene: Scene, pixels: int | None) -> Tensor:
     """Places of labelled pixels: all of them, or so many, the same every time."""
-    known = (scene.mask.flatten() != IGNORE).nonzero()[:, 0]
-    if pixels is None or len(known) <= pixels:
-        return known
-    seed = int(scene.key[:8], 16)
-    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:pixels]].sort().values
+    return drawn(scene.mask.flatten() != IGNORE, scene.key, pixels)
 
 
 def _at(logits: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:

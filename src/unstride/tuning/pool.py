@@ -11,6 +11,7 @@ from torch import Tensor
 from unstride.geometry.states import State
 from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Look
+from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.tasks import Plan
 from unstride.views.policies import IDENTITY, View
 
@@ -37,17 +38,29 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Logits (L, N, K) of N pictures in L looks, the plain one first; labels (N,) where there are any."""
+    """Outputs (L, N, E) of N pictures in L looks, the plain one first; labels (N,) or (N, ...) where there are any.
+
+    Of maps, E known pixels of each picture are kept, and NaN is the label where there are fewer; `stands` (N,) is how
+    many are known. `size` (N,) says which pictures do `work`, 0, and which that of a size of their own, in `others`.
+    """
 
     looks: tuple[Look, ...]
     logits: Tensor
     labels: Tensor | None
     work: dict[View, Work]
+    task: str = "classification"
+    stands: Tensor | None = None
+    others: tuple[dict[View, Work], ...] = ()
+    size: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", {look: i for i, look in enumerate(self.looks)})
 
     index: dict[Look, int] = None  # type: ignore[assignment]
+
+    @property
+    def meaning(self) -> Task:
+        return TASKS[self.task]
 
     def __len__(self) -> int:
         return int(self.logits.shape[1])
@@ -59,7 +72,8 @@ class Pool:
     def rows(self, chosen: Tensor | Sequence[int]) -> Pool:
         """The same for some of the pictures."""
         at = torch.as_tensor(chosen)
-        return replace(self, logits=self.logits[:, at], labels=None if self.labels is None else self.labels[at])
+        labels, stands, size = (v if v is None else v[at] for v in (self.labels, self.stands, self.size))
+        return replace(self, logits=self.logits[:, at], labels=labels, stands=stands, size=size)
 
     def states(self, stage: Stage, view: View) -> tuple[State, ...]:
         """A stage's states in a view, as `Stage.chosen` has them for the network at that size."""
@@ -71,13 +85,24 @@ class Pool:
 
     def cost(self, looks: Iterable[Look]) -> float:
         """Of these looks together, in plain forwards: states of one view share prefixes."""
-        by_view: dict[View, list[State]] = {}
-        for look in dict.fromkeys(looks):
-            by_view.setdefault(look.view, []).append(look.state)
-        plain = self.work[IDENTITY].macs(self.work[IDENTITY].near[:1])
-        return sum(self.work[v].macs(self._with_plain(v, s)) for v, s in by_view.items()) / plain
+        return _cost(self.work, looks)
 
-    def _with_plain(self, view: View, states: list[State]) -> list[State]:
-        """The engine always begins with the plain state of a view."""
-        zero = self.work[view].near[0]
-        return states if zero in states else [zero, *states]
+    def costs(self, looks: Iterable[Look]) -> Tensor:
+        """The same of each picture, (N,)."""
+        if self.size is None or not self.others:
+            return torch.full((len(self),), self.cost(looks), dtype=torch.float64)
+        looks = list(looks)
+        return torch.tensor([_cost(w, looks) for w in (self.work, *self.others)], dtype=torch.float64)[self.size]
+
+
+def _cost(work: dict[View, Work], looks: Iterable[Look]) -> float:
+    by_view: dict[View, list[State]] = {}
+    for look in dict.fromkeys(looks):
+        by_view.setdefault(look.view, []).append(look.state)
+    plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
+    return sum(work[v].macs(_with_plain(work[v], s)) for v, s in by_view.items()) / plain
+
+
+def _with_plain(work: Work, states: list[State]) -> list[State]:
+    """The engine always begins with the plain state of a view."""
+    return states if work.near[0] in states else [work.near[0], *states]

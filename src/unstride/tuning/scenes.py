@@ -15,17 +15,17 @@ from unstride.errors import DataError, OptionError
 from unstride.jobs.distributed import world
 from unstride.procedure.gates import CONTEXT, Gate
 from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
-from unstride.recipe import Recipe, get
+from unstride.recipe import Recipe
 from unstride.tuning.candidates import candidates, usual
-from unstride.tuning.certificate import Measured, in_sequence, verdict
+from unstride.tuning.certificate import Measured
 from unstride.tuning.choose import fold_of
 from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
 from unstride.tuning.gather import usable
+from unstride.tuning.parts import each
 from unstride.tuning.pixels import Pixels, Scene, gather_pixels, simulate_pixels
-from unstride.tuning.tuned import Line, Tuned
+from unstride.tuning.tuned import Line, Tuned, settled
 
 LEAST = 10  # pictures: with fewer nothing can be said
-PIXELS = 300_000  # of all pictures together, about
 _SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
 
 
@@ -41,11 +41,10 @@ def tune_scenes(
     units, _, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
     tile = 32 if min(given[0].source.size) >= _SMALL else 16
     gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)
-    each = min(4096, max(256, PIXELS // len(given)))
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = gather_pixels(better, given, units, gate, each, folder, us, progress)
+        found = gather_pixels(better, given, units, gate, each(len(given)), folder, us, progress)
     return Mapped(found, better, objective, seed).tuned(ceilings, guard, left_out)
 
 
@@ -59,7 +58,7 @@ class Mapped:
         self.right = pool.p[0].argmax(1) == pool.labels
 
     def tuned(self, ceilings: Sequence[float], guard: float | None, left_out: Sequence[str]) -> Tuned:
-        pool, cost = self.pool, ceilings[-1]
+        pool = self.pool
         lines = [self.line("plain", pool.p[0], torch.ones(len(pool)))]
         for name, units in usual(list(pool.units)).items():
             seen = simulate_pixels(pool, [pool.units.index(u) for u in units])
@@ -70,11 +69,8 @@ class Mapped:
             name = f"tuned for {ceiling:g}"
             frontier[ceiling] = Recipe(name, "segmentation", stages_of(places, pool), "probabilities")
             lines.append(self.line(name, *self.crossed(ceiling), places.told(pool)))
-        proofs = [line.certificate for line in lines[-len(ceilings) :]]
-        proof, recipe = proofs[-1], frontier[cost]
-        words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), list(ceilings), guard)
-        if guard is not None and 100 * proof.low < -guard:
-            recipe, places = get("plain", "segmentation").changed(name="guarded"), Places()
+        recipe, proof, words = settled(lines, frontier, guard)
+        places = Places() if recipe.plain else places
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
         ours = self.better.with_options(recipe=recipe)
         notes = tuple(f"left out: {why}" for why in left_out)

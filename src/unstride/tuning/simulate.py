@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unstride.procedure.aggregate import top_class
-from unstride.procedure.gates import Stage, sureness
+from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Look, Merged
 from unstride.tuning.pool import Pool
 
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Merged logits (N, K), before the final temperature, and the cost (N,) of each picture, in plain forwards.
+    """Merged outputs (N, E), before the final temperature, and the cost (N,) of each picture, in plain forwards.
 
     `sure`: how sure each picture was before each gate, and whether it came that far.
     """
@@ -30,17 +29,20 @@ class Simulated:
         return float(self.costs.mean())
 
 
-def simulate(pool: Pool, stages: Sequence[Stage], merge: str = "logits", gated: bool = True) -> Simulated:
-    """`simulate(pool, recipe.stages).logits`. With `gated=False` every gate is open, as for calibrating."""
-    count = len(pool)
-    merged, costs = Merged(merge), torch.zeros(count, dtype=torch.float64)
+def simulate(pool: Pool, stages: Sequence[Stage], merge: str = "", gated: bool = True) -> Simulated:
+    """`simulate(pool, recipe.stages).logits`; `merge`: as a recipe has it, "" for the task's usual one.
+
+    With `gated=False` every gate is open, as for calibrating.
+    """
+    count, task = len(pool), pool.meaning
+    merged, costs = Merged(merge or task.merges[0], task), torch.zeros(count, dtype=torch.float64)
     alive = torch.ones(count, dtype=torch.bool)
     taken: list[Look] = []
     tops: list[Tensor] = []
     sure: list[tuple[Tensor, Tensor]] = []
     for stage in stages:
         if stage.gate is not None:
-            now = sureness(merged.logits(), stage.gate.by, tops)
+            now = task.sure(merged.logits(), stage.gate.by, tops)
             sure.append((now, alive.clone()))
             if gated:
                 alive = alive & stage.gate.opens(now)
@@ -52,7 +54,8 @@ def simulate(pool: Pool, stages: Sequence[Stage], merge: str = "logits", gated: 
                 logits = pool.logits[pool.index[look]]
                 here = logits if len(rows) == count else logits[rows]
                 merged.add(count, rows, here, stage.weight(look.view), stage.temperature(look.view))
-                tops.append(top_class(logits))
-            costs[rows] += pool.cost([*taken, *new]) - (pool.cost(taken) if taken else 0.0)
+                tops.append(task.own(logits))
+            more = pool.costs([*taken, *new]) - (pool.costs(taken) if taken else 0.0)
+            costs[rows] += more[rows]
         taken += new
     return Simulated(merged.logits(), costs, tuple(sure))

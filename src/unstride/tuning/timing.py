@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from unstride.enhanced import Enhanced
 from unstride.procedure.looks import Look
+from unstride.recipe import Recipe
+from unstride.tuning.parts import Part
 from unstride.tuning.pool import Work
+from unstride.tuning.tuned import Line
 from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY, View
 
@@ -19,16 +23,16 @@ PAPER_FORWARDS = 8.0  # of the paper's ten states, roughly: only for the estimat
 
 
 def estimate(
-    better: Enhanced, source: Source, looks: Sequence[Look], work: dict[View, Work], pictures: int, paper: bool
+    better: Enhanced, part: Part, looks: Sequence[Look], work: dict[View, Work], pictures: int, paper: bool
 ) -> str:
     """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB on disk`."""
     plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
     by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
     each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
-    few = source.rows(range(min(4, len(source))))
+    few = part.source.rows(range(min(4, len(part.source))))
     out = _seconds(lambda: better.plain(few.see(IDENTITY))) / len(few) * each * pictures
-    classes = int(better.plain(source.rows([0]).see(IDENTITY)).shape[1])
-    size = 4 * classes * pictures * len(looks) / 1e6
+    numbers = part.kept(better.plain(few.see(IDENTITY))).shape[1]
+    size = 4 * numbers * pictures * len(looks) / 1e6
     beside = ", the paper's search beside them" if paper else ""
     return (
         f"{pictures:,} pictures in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "
@@ -65,3 +69,11 @@ def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -
             plain.append(_seconds(lambda: model(some.see(IDENTITY)), warm=0))
             fastest[k].append(_seconds(lambda better=better: better(some), warm=1 - turn))  # type: ignore[misc]
     return [min(own) / min(plain) for own in fastest]
+
+
+def with_times(lines: Sequence[Line], recipes: Mapping[str, Recipe], better: Enhanced, source: Source) -> list[Line]:
+    """The lines with the time that their recipes take here."""
+    there = [line for line in lines if line.name in recipes]
+    ready = [better.with_options(recipe=recipes[line.name]) for line in there]
+    ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], source), strict=True))
+    return [replace(line, time=ratios.get(line.name)) for line in lines]

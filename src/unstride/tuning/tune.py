@@ -5,15 +5,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from unstride.data import Dataset
-from unstride.data import load as load_data
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError
 from unstride.jobs.distributed import world
@@ -21,24 +19,29 @@ from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.familiar import warn_states
 from unstride.procedure.gates import Stage
-from unstride.procedure.meaning import task_named
 from unstride.procedure.temperature import fit_temperature, nll
+from unstride.proof.loop import asked_task, check_task, named_data
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
-from unstride.tuning.certificate import Certificate, certify, in_sequence, verdict
-from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, stages_of
-from unstride.tuning.gather import Gathered, answers, gather, parts
-from unstride.tuning.pixels import scenes
+from unstride.tuning.certificate import certify
+from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, laid, stages_of
+from unstride.tuning.gather import Gathered, answers, gather
+from unstride.tuning.judges import JUDGES
+from unstride.tuning.parts import Part, parts
+from unstride.tuning.pixels import Scene, scenes
 from unstride.tuning.pool import Pool
+from unstride.tuning.scenes import LEAST as LEAST_MAPS
 from unstride.tuning.scenes import tune_scenes
 from unstride.tuning.simulate import simulate
-from unstride.tuning.timing import timed
-from unstride.tuning.tuned import Line, Tuned
+from unstride.tuning.tasks import Judged
+from unstride.tuning.timing import with_times
+from unstride.tuning.tuned import Line, Tuned, settled
 from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY
 
 CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 FOLDS = 5
+Given = TypeVar("Given", Part, Scene)
 LEAST = 30  # labelled pictures: with fewer nothing can be said
 
 
@@ -49,7 +52,7 @@ def tune(
     *,
     task: str | None = None,
     pool: str = "medium",
-    objective: str = "likelihood",
+    objective: str | None = None,
     guard: float | None = None,
     frontier: bool = True,
     paper: bool = True,
@@ -69,35 +72,29 @@ def tune(
     cost       mean cost of a picture, in plain forwards, that must not be exceeded
     data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
                `better.calibrate(pictures, cost=...)`
-    task       classification, or segmentation; by default what the data is labelled for
+    task       by default what the data is labelled for; of batches classification, or what the model is known to be for
     pool       small, medium or large: how many looks are tried
-    objective  likelihood, accuracy, or, in segmentation, miou
+    objective  of classes likelihood (the default), accuracy, or, in segmentation, miou; other tasks have one each
     window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
-    guard      points: a recipe that may lose more than that, with 95 % confidence, is refused
+    guard      points, or per cent of an error: a recipe that may lose more, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
-    recipe     and options, what `enhance` takes: in classification one more row of the table, "yours", and the start
-               for nothing else
+    recipe     and options, what `enhance` takes: but for segmentation one more row of the table, "yours", and the
+               start for nothing else
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
-    model, data = _loaded(model, data, weights, limit)
+    module, data, task = _loaded(model, data, weights, limit, task)
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
-    if _task(model, data, task) == "segmentation":
+    if task == "segmentation":
         if recipe is not None or options:
             raise OptionError(
                 "recipe: in segmentation yours is not measured beside the others yet; `unstride evaluate` measures it"
             )
-        seen = list(scenes(data, _like(model), window))
-        if not seen:
-            raise DataError("the data has no picture")
-        better = _plain(model, seen[0].source, data, "segmentation")
-        return tune_scenes(better, seen, ceilings, pool, objective, guard, cache_dir, seed, progress)
-    if objective not in OBJECTIVES:
-        raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)}")
-    given = list(parts(data, _like(model)))
-    if not given:
-        raise DataError("the data has no picture")
-    better = _plain(model, given[0].source, data, "classification")
+        better, seen = _ready(module, data, task, scenes(data, _like(module), window))
+        by = objective or "likelihood"
+        return tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress)
+    _check_objective(objective, task)
+    better, given = _ready(module, data, task, parts(data, _like(module), task))
     units = candidates(given[0].source, pool, better.task)
     mine: Enhanced | None = None
     if recipe is not None or options:
@@ -109,35 +106,44 @@ def tune(
         beside = {} if found.paper is None else {"paper, 10 states": found.paper}
         if mine is not None:
             beside["yours"] = answers(mine, given, folder, us, progress)
-    if len(found.pool) < LEAST:
-        raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {LEAST}")
-    kept = [u for u in units if u.view in found.pool.work]
-    return Tuning(found, kept, better, objective, seed, beside, given[0].source).tuned(ceilings, cost, guard)
+    least = LEAST_MAPS if task == "dense" else LEAST
+    if len(found.pool) < least:
+        raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {least}")
+    if task in JUDGES:
+        return Judged(found, better, seed, beside, given[0].source).tuned(ceilings, guard)
+    by = objective or OBJECTIVES[0]
+    return Tuning(found, found.units, better, by, seed, beside, given[0].source).tuned(ceilings, cost, guard)
 
 
 def _loaded(
-    model: str | Loaded | nn.Module, data: str | Dataset | Iterable[Any], weights: str, limit: int | None
-) -> tuple[nn.Module, Dataset | Iterable[Any]]:
+    model: str | Loaded | nn.Module,
+    data: str | Dataset | Iterable[Any],
+    weights: str,
+    limit: int | None,
+    task: str | None,
+) -> tuple[nn.Module, Dataset | Iterable[Any], str]:
+    """The module, its data, and what is chosen for: as the user says, or the data, or the model."""
     loaded = load_model(model, weights) if isinstance(model, str) else model
+    told = asked_task(loaded, task)
     if isinstance(data, str):
-        if not isinstance(loaded, Loaded):
-            raise OptionError(
-                f"data: got the name {data!r} with a module, whose preprocessing is not known; load the data"
-            )
-        data = load_data(data, loaded.preprocess, None, limit, classes=loaded.classes or None)
-    return loaded.model if isinstance(loaded, Loaded) else loaded, data
-
-
-def _task(model: nn.Module, data: Any, asked: str | None) -> str:
-    """What is chosen for: as the user says, or the data, or what the model was enhanced for."""
-    told = next((given.task for given in (data, model) if isinstance(given, Dataset | Enhanced)), "classification")
-    task = task_named(asked or told).name
-    if task not in ("classification", "segmentation"):
+        data = named_data(loaded, data, told, limit)
+    if isinstance(data, Dataset):
+        data = data.serving(told)
+        check_task(loaded, task, data)
+        told = data.task
+    told = told or "classification"
+    if told not in (*JUDGES, "classification", "segmentation"):
         raise OptionError(
-            f"tune chooses for classification and segmentation so far, this is {task}: compare recipes with "
-            "unstride.evaluate(model, data, recipe=...)"
+            f"tune chooses by labels, and there are none for {told}: it knows "
+            f"{', '.join(('classification', 'segmentation', *JUDGES))}"
         )
-    return task
+    return loaded.model if isinstance(loaded, Loaded) else loaded, data, told
+
+
+def _check_objective(objective: str | None, task: str) -> None:
+    known = (JUDGES[task].by,) if task in JUDGES else OBJECTIVES
+    if objective not in (None, *known):
+        raise OptionError(f"objective: got {objective!r}, wanted {' or '.join(known)}, by which {task} is chosen for")
 
 
 def _like(model: nn.Module) -> Tensor:
@@ -145,8 +151,18 @@ def _like(model: nn.Module) -> Tensor:
     return next((p.detach() for p in model.parameters() if p.is_floating_point()), torch.zeros(())).new_zeros(())
 
 
+def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tuple[Enhanced, list[Given]]:
+    """The model in its plain state, and the labelled pictures, of which there must be some."""
+    found = list(given)
+    if not found:
+        raise DataError("the data has no picture")
+    return _plain(model, found[0].source, data, task), found
+
+
 def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
     if isinstance(model, Enhanced):
+        if model.task != task:
+            raise OptionError(f"the model was enhanced for {model.task}, but is to be tuned for {task}")
         return model.with_options(recipe="plain")
     preprocess = data.preprocess if isinstance(data, Dataset) else None
     return enhance(model, source.rows([0]).see(IDENTITY), recipe="plain", task=task, preprocess=preprocess)
@@ -175,24 +191,18 @@ class Tuning:
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
         known = usual(self.units)
-        fixed = {name: self._stages(units) for name, units in known.items()}
+        fixed = {name: laid(units) for name, units in known.items()}
         lines += [self._fixed(name, stages, known[name]) for name, stages in fixed.items()]
         lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
-        proofs: list[Certificate] = []
         for ceiling in ceilings:
             logits, costs, warm = self._crossed(ceiling)
             choice = choose(self.pool, self.units, ceiling, self.objective, self.seed)
             frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
-            line = self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm)
-            lines.append(line)
-            proofs.append(line.certificate)
-        proof, recipe = proofs[-1], frontier[cost]
-        words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), list(ceilings), guard)
-        if guard is not None and 100 * proof.low < -guard:
-            recipe = get("plain").changed(name="guarded")
+            lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
+        recipe, proof, words = settled(lines, frontier, guard)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
@@ -201,22 +211,15 @@ class Tuning:
         better = self.better.with_options(recipe=recipe)
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
         run |= {r.name: r for r in frontier.values()}
+        if self.source is not None:
+            lines = with_times(lines, run, self.better, self.source)
         return Tuned(
-            recipe, spent, frontier, tuple(self._timed(lines, run)), proof, words, better, self.pool, notes,
+            recipe, spent, frontier, tuple(lines), proof, words, better, self.pool, notes,
             held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
         )  # fmt: skip
 
     def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
         return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
-
-    def _timed(self, lines: Sequence[Line], recipes: dict[str, Recipe]) -> list[Line]:
-        """The lines with the time that their recipes take here."""
-        if self.source is None:
-            return list(lines)
-        there = [line for line in lines if line.name in recipes]
-        ready = [self.better.with_options(recipe=recipes[line.name]) for line in there]
-        ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], self.source), strict=True))
-        return [replace(line, time=ratios.get(line.name)) for line in lines]
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
@@ -248,10 +251,6 @@ class Tuning:
             train, held = self.folds != k, self.folds == k
             out[held] = nll(logits[held], self.labels[held], fit_temperature(logits[train], self.labels[train]))
         return out
-
-    def _stages(self, units: Sequence[Unit]) -> tuple[Stage, ...]:
-        """As a user would: all looks for all pictures, at one temperature."""
-        return tuple(Stage(s.views, s.states) for s in stages_of(Choice(tuple(units)), self.pool))
 
     def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
         done = simulate(self.pool, stages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.recipe import Recipe, write
-from unstride.tuning.certificate import Certificate
+from unstride.recipe import Recipe, get, write
+from unstride.tuning.certificate import Certificate, Saved, in_sequence, verdict
 from unstride.tuning.conformal import Conformal, conformal
 from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
@@ -23,12 +23,17 @@ class Line:
     """A row of the table: what was done, how good it was on pictures that its choice did not see, what it cost."""
 
     name: str
-    accuracy: float
-    nll: float  # after one temperature, fitted on other pictures
+    value: float  # of the metric that the table names: accuracy, mIoU, RMSE, ...
+    beside: float  # a second figure, by default the NLL after one temperature, fitted on other pictures
     certificate: Certificate
     cost: float  # mean, in plain forwards
     what: str = ""
     time: float | None = None  # as a multiple of the user's plain forward
+
+    @property
+    def shown(self) -> str:
+        """The value; a share in per cent."""
+        return f"{self.value:.4g}" if isinstance(self.certificate, Saved) else f"{100 * self.value:.2f}"
 
     def cells(self) -> tuple[str, ...]:
         c = self.certificate
@@ -37,8 +42,8 @@ class Line:
         time = "" if self.time is None else f"{self.time:.2f}x"
         return (
             self.name,
-            f"{100 * self.accuracy:.2f}",
-            f"{self.nll:.4f}",
+            self.shown,
+            f"{self.beside:.4f}",
             gain,
             changed,
             f"{self.cost:.2f}",
@@ -48,6 +53,22 @@ class Line:
 
 
 HEAD = ("", "accuracy %", "NLL", "gain, 95 % interval", "corrected / corrupted", "cost", "time", "looks")
+
+
+def settled(
+    lines: Sequence[Line], frontier: Mapping[float, Recipe], guard: float | None
+) -> tuple[Recipe, Certificate, str]:
+    """The recipe of the last ceiling, or plain where the guard refuses it; its certificate; what to do, in words.
+
+    `lines`: those of the ceilings come last.
+    """
+    ceilings = list(frontier)
+    proofs = [line.certificate for line in lines[-len(ceilings) :]]
+    proof, recipe = proofs[-1], frontier[ceilings[-1]]
+    words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), ceilings, guard)
+    if guard is not None and 100 * proof.low < -guard:
+        recipe = get("plain", recipe.task).changed(name="guarded")
+    return recipe, proof, words
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +87,7 @@ class Tuned:
     held_out: Tensor | None = field(default=None, repr=False)  # (N, K): each picture by a recipe that did not see it
     again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other pictures
     metric: str = "accuracy %"
+    beside: str = "NLL"
 
     def conformal(self, alpha: float = 0.1, score: str = "lac") -> Conformal:
         """Sets of classes with the right one in at least 1 - alpha of them; see `unstride.tuning.conformal`.
@@ -80,7 +102,8 @@ class Tuned:
     @property
     def head(self) -> tuple[str, ...]:
         """Of the table."""
-        return ("", self.metric, *HEAD[2:])
+        share = "saved %, 95 % interval" if isinstance(self.certificate, Saved) else HEAD[3]
+        return ("", self.metric, self.beside, share, *HEAD[4:])
 
     def table(self) -> list[tuple[str, ...]]:
         return [self.head, *(line.cells() for line in self.lines)]

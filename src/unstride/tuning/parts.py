@@ -1,0 +1,130 @@
+"""Labelled pictures in parts: what is looked at together, stored in one file, and how its answers are kept.
+
+for part in parts(loader, like, "regression"): part.kept(model(part.source.see(IDENTITY)))    # (n, K)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.data import Dataset
+from unstride.data.batches import NUMBERS, unpacked
+from unstride.errors import DataError, InputError
+from unstride.jobs.fingerprint import digest
+from unstride.procedure.prediction import at_size
+from unstride.views.canvas import Canvas, Pictures, Source, as_source
+from unstride.views.volumes import Volume
+
+SHARD = 64  # pictures
+PIXELS = 300_000  # of all maps together, about
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some labelled pictures, and what identifies them.
+
+    `labels`: classes (n,), or labels, numbers or matches (n, K). Of maps a part is one picture: `labels` (1, P) are the
+    values at `at`, places of some of the known pixels of a map of `size`, and `stands` is how many are known.
+    """
+
+    key: str
+    source: Source
+    labels: Tensor
+    at: Tensor | None = None
+    size: tuple[int, ...] = ()
+    stands: int = 1
+
+    def kept(self, outputs: Tensor) -> Tensor:
+        """(n, E) of the network's outputs (n, ...): all of a vector, of a map the values at these places."""
+        found = outputs.detach().float().cpu()
+        if self.at is None:
+            return found.reshape(len(found), -1)
+        maps = found[:, None] if found.ndim == 1 + len(self.size) else found
+        if maps.shape[1] != 1:
+            raise InputError(f"maps of {maps.shape[1]} numbers at each pixel have no one depth to be compared with")
+        return at_size(maps, self.size)[:, 0].flatten(1)[:, self.at]
+
+
+def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classification") -> Iterator[Part]:
+    """A data set, or batches of (images, labels) -> parts of at most 64 pictures, of maps one picture each."""
+    if task == "dense":
+        yield from _maps(data, like)
+        return
+    if isinstance(data, Dataset):
+        whole = data.fingerprint()
+        for start in range(0, len(data), SHARD):
+            read = list(_read(data, range(start, min(start + SHARD, len(data)))))
+            if read:
+                source = Pictures([r[1] for r in read], data.preprocess, like)
+                yield Part(_key(whole, [r[0] for r in read]), source, _stacked([r[2] for r in read]))
+        return
+    for batch in data:
+        images, known = unpacked(batch, "data", task)
+        canvas = as_source(images)
+        if not isinstance(canvas, Canvas) or known.ndim != (2 if task in NUMBERS else 1):
+            raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with a label for each image")
+        pixels = canvas.pixels.to(like)
+        for start in range(0, len(pixels), SHARD):
+            own = pixels[start : start + SHARD]
+            part = Canvas(own, canvas.box, preprocess=canvas.preprocess)
+            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD])
+
+
+def _read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]:
+    """(id, picture, target) of those that can be read."""
+    for item in (data[i] for i in chosen):
+        try:
+            picture, target = item.read()
+        except (DataError, OSError) as error:
+            print(f"left out: {item.id}: {error}")
+            continue
+        if isinstance(picture, Volume):
+            raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
+        yield item.id, picture, target
+
+
+def _key(fingerprint: str, names: list[str]) -> str:
+    return hashlib.sha256(repr((fingerprint, names)).encode()).hexdigest()[:24]
+
+
+def _stacked(targets: list[Any]) -> Tensor:
+    return torch.stack(targets) if isinstance(targets[0], Tensor) else torch.tensor(targets)
+
+
+def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
+    given: list[tuple[str, Source, Tensor]] = []
+    if isinstance(data, Dataset):
+        whole = data.fingerprint()
+        for name, picture, known in _read(data, range(len(data))):
+            given.append((_key(whole, [name]), Pictures([picture], data.preprocess, like), known))
+    else:
+        for batch in data:
+            images, values = unpacked(batch, "data", "dense")
+            for x, known in zip(images.to(like), values, strict=True):
+                given.append((digest({"x": x[None], "y": known})[:24], Canvas(x[None]), known))
+    for key, source, known in given:
+        there = known.isfinite().flatten()
+        if not bool(there.any()):
+            raise DataError("nothing is measured in one of the maps; leave that picture out")
+        at = drawn(there, key, each(len(given)))
+        yield Part(f"{key}-{len(at)}", source, known.flatten()[at][None], at, tuple(known.shape), int(there.sum()))
+
+
+def each(pictures: int) -> int:
+    """How many pixels of each map are kept: neighbouring ones say much the same."""
+    return min(4096, max(256, PIXELS // max(1, pictures)))
+
+
+def drawn(there: Tensor, key: str, count: int | None) -> Tensor:
+    """Places where `there` (M,) holds: all of them, or so many, the same every time."""
+    known = there.nonzero()[:, 0]
+    if count is None or len(known) <= count:
+        return known
+    seed = int(key[:8], 16)
+    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))[:count]].sort().values
