@@ -25,7 +25,7 @@ from unstride.models.weights import place, under_model
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.calibrate import Calibration, calibrate
-from unstride.procedure.familiar import warn_states
+from unstride.procedure.familiar import warn_seen
 from unstride.procedure.features import finer_features
 from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Looked, Looking, matched_stages, part_prices
@@ -223,16 +223,16 @@ class Enhanced(nn.Module):
         return found
 
     def doubts(self, pictures: Any, states: int = 9) -> str | None:
-        """Without labels: why near states look unfamiliar to this network and should be left out, or None.
+        """Without labels: which looks (near states, the recipe's own views) are unfamiliar to this network, or None.
 
         Example: `print(better.doubts(images))`. A few dozen pictures are enough.
         """
-        near = self.with_options(recipe=Recipe(task=self.task, stages=(Stage(states=f"near:{states}"),)))
-        said = [near._looked(source, explain=True)[0].seen for source in map(self._source, batches(pictures))]
         if self.task != "classification":
             raise OptionError(f"doubts are told for classification, this is {self.task}")
-        looks = torch.stack([torch.cat([s.logits for s in look]) for look in zip(*said, strict=True)])
-        return warn_states(looks[0], looks[1:])
+        views = tuple(dict.fromkeys(v for s in self.recipe.stages for v in s.views if v != IDENTITY))
+        stages = (Stage(states=f"near:{states}"), *(Stage((v,)) for v in views))
+        asked = self.with_options(recipe=Recipe(task=self.task, stages=stages))
+        return warn_seen([asked._looked(s, explain=True)[0].seen for s in map(self._source, batches(pictures))])
 
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.

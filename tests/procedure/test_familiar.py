@@ -40,8 +40,15 @@ def test_only_the_network_without_shifts_is_doubted():
     for moved in (False, True):
         net, x = trained(moved)
         told.append(unstride.enhance(net, x[:1], space="logits").doubts(x))
-    assert told[0] is not None and "unfamiliar" in told[0] and "recipe='default'" in told[0]
+    assert told[0] is not None and "states look unfamiliar" in told[0] and "recipe='plain'" in told[0]
     assert told[1] is None
+
+
+def test_a_mirror_that_the_network_does_not_know_is_doubted():
+    """A mirrored digit is no digit: the default recipe, which mirrors, is to say so."""
+    net, x = trained(moved=True)
+    told = unstride.enhance(net, x[:1], task="classification").doubts(x)
+    assert told is not None and "mirror look unfamiliar" in told and "states" not in told
 
 
 def test_the_same_answers_are_no_reason_to_doubt():

@@ -9,7 +9,7 @@ from unstride.errors import DataError, InputError, OptionError
 from unstride.geometry.states import State
 from unstride.procedure.looks import Look
 from unstride.tuning.candidates import Unit
-from unstride.tuning.certificate import certify, clopper_pearson, in_sequence
+from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, verdict
 from unstride.tuning.choose import choose, stages_of
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.simulate import simulate
@@ -79,6 +79,16 @@ def test_what_is_promised_is_kept():
         covered += proof.low <= true <= proof.high
         worse += true < -0.005
     assert covered >= 0.95 * draws and worse == 0
+
+
+def test_the_verdict_says_what_to_do():
+    good, poor, ceilings = certify(30, 5, 1000), certify(5, 5, 1000), [1.25, 1.5]
+    assert verdict(good, False, 2, ceilings, None).startswith("use it: with 95 % confidence at least")
+    assert "cost of 1.5 or less" in verdict(poor, True, 0, ceilings, None)
+    assert verdict(poor, False, 1, ceilings, None).startswith("leave it off until")
+    assert "up to a cost of 1.25 it is proved" in verdict(poor, False, 1, ceilings, None)
+    assert verdict(good, False, 0, ceilings, None).startswith("most likely use it")
+    assert verdict(poor, False, 0, ceilings, 0.1).startswith("leave it alone")
 
 
 def test_the_exact_interval():

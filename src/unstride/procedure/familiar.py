@@ -1,9 +1,13 @@
 """A warning without labels: a network that was never trained on moved pictures shows it in its own answers."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
 from unstride.procedure.aggregate import two_class
+from unstride.procedure.looks import Seen
+from unstride.views.policies import IDENTITY
 
 DROP, SLACK = 0.25, 0.005  # of confidence, as a share of what the network leaves to doubt, and beyond that
 CHANGED, ROOM = 2.0, 0.02  # answers that change, as a multiple of the same
@@ -28,11 +32,25 @@ def unfamiliar(plain: Tensor, moved: Tensor) -> str | None:
     )
 
 
-def warn_states(plain: Tensor, states: Tensor) -> str | None:
-    """`states`: (S, N, K) of near states. What to tell the user, or None."""
-    why = unfamiliar(plain.expand_as(states).reshape(-1, plain.shape[-1]), torch.flatten(states, 0, 1))
-    if why is None:
+def warn_looks(plain: Tensor, looks: Mapping[str, Tensor]) -> str | None:
+    """What to tell the user of kinds of looks, each (S, N, K), that look unfamiliar, or None."""
+    told = []
+    for name, moved in looks.items():
+        why = unfamiliar(plain.expand_as(moved).reshape(-1, plain.shape[-1]), torch.flatten(moved, 0, 1))
+        if why is not None:
+            told.append(f"{name} look unfamiliar to this network: {why}.")
+    if not told:
         return None
-    return (
-        f"states look unfamiliar to this network: {why}. Leave them out (recipe='default' has none), or try on labels."
-    )
+    return " ".join([*told, "Leave them out (recipe='plain' takes no further look), or tune on labels."])
+
+
+def warn_seen(said: Sequence[Sequence[Seen]]) -> str | None:
+    """The same from explained looks of batches, the plain one first: states together, every other view by itself."""
+    looks: dict[str, list[Tensor]] = {}
+    for one in zip(*said, strict=True):
+        view = one[0].looks[0].view
+        name = "states" if view == IDENTITY else f"views such as {view}"
+        looks.setdefault(name, []).append(torch.cat([s.logits for s in one]))
+    plain, *near = looks.pop("states")
+    moved = {"states": near, **looks} if near else looks
+    return warn_looks(plain, {name: torch.stack(found) for name, found in moved.items()})

@@ -165,8 +165,10 @@ def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float]
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}, which is more than the guard of {guard:g} {proof.unit} allows"
     if nothing:
-        return "leave it alone: no look was surely better than plain on these pictures"
+        return f"leave it alone: no look at a cost of {ceilings[-1]:g} or less was surely better than plain here"
     if shown == len(ceilings):
         return f"use it: {proof}"
-    known = f"; shown to be better up to a cost of {ceilings[shown - 1]:g}" if shown else ""
-    return f"not proved: {proof}{known}"
+    known = f"; up to a cost of {ceilings[shown - 1]:g} it is proved" if shown else ""
+    if proof.better:  # alone it would be; errors of several tests add up
+        return f"most likely use it: {proof}, but not proved together with the cheaper ceilings{known}"
+    return f"leave it off until more labelled pictures prove it: {proof}{known}"

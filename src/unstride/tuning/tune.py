@@ -17,7 +17,7 @@ from unstride.errors import DataError, OptionError
 from unstride.jobs.distributed import world
 from unstride.models import Loaded
 from unstride.models import load as load_model
-from unstride.procedure.familiar import warn_states
+from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
 from unstride.procedure.temperature import fit_temperature, nll
 from unstride.proof.loop import asked_task, check_task, named_data
@@ -205,7 +205,7 @@ class Tuning:
         recipe, proof, words = settled(lines, frontier, guard)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
-        doubt = warn_states(self.pool.plain, self.pool.logits[near]) if near else None
+        doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
         notes += (doubt,) if doubt is not None else ()
         spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)

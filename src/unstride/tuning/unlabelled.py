@@ -28,12 +28,14 @@ class Settled:
     calibration: Calibration
     changed: float
     better: Enhanced
+    doubt: str | None = None
 
     def __str__(self) -> str:
-        return (
+        told = (
             f"{self.calibration}\n{self.changed:.1%} of the answers change. Nothing was proved: without labels nobody "
             f"knows whether they change for the better.\n{self.recipe}"
         )
+        return told if self.doubt is None else f"{told}\n{self.doubt}"
 
     def save(self, path: str | Path) -> Path:
         figures = {"pictures": self.calibration.pictures, "cost": round(self.calibration.cost, 4), "proved": False}
@@ -61,4 +63,6 @@ def settle(loaded: Loaded, folders: Sequence[str | Path], cost: float, recipe: s
     with torch.no_grad():
         logits, _ = better.looks(pictures)
         plain = better.plain(pictures.see(IDENTITY))
-    return Settled(chosen, found, float((logits.argmax(1) != plain.argmax(1)).float().mean()), better)
+    changed = float((logits.argmax(1) != plain.argmax(1)).float().mean())
+    doubt = better.doubts(pictures) if better.task == "classification" else None
+    return Settled(chosen, found, changed, better, doubt)
