@@ -137,17 +137,17 @@ def greedy(t: Table, share: float, ceiling: float, objective: str, temperature: 
         if not open_:
             break
         means = (total + t.sums[open_][:, rows]) / (count + t.counts[open_])[:, None, None]
-        best = _plainest(t, open_, losses(means, labels, objective, temperature))
+        best = _cheapest(t, open_, losses(means, labels, objective, temperature))
         chosen.append(best)
         total, count = total + t.sums[best][rows], count + float(t.counts[best])
     return chosen
 
 
-def _plainest(t: Table, units: Sequence[int], own: Tensor) -> int:
-    """Of the units whose losses (U, N) are within a standard error of the best, the plainest, then the cheapest."""
+def _cheapest(t: Table, units: Sequence[int], own: Tensor) -> int:
+    """Of the units whose losses (U, N) are within a standard error of the best, the cheapest, then the plainest."""
     best = own[int(own.mean(1).argmin())]
     fine = [u for u, loss in zip(units, own, strict=True) if difference(loss, best) <= 1.0]
-    return min(fine, key=lambda u: (len(t.units[u].view.ops) + t.units[u].count, float(t.costs[u])))
+    return min(fine, key=lambda u: (round(float(t.costs[u]), 2), len(t.units[u].view.ops)))
 
 
 def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, merge: str = "logits") -> Tensor:
