@@ -40,7 +40,7 @@ def scenes_job(out: Path, say: Say) -> tuple[Any, list[Block]]:
         total = metrics.summarise_areas(now.sum(0))
         rows.append(result(name, 1 if name == "plain" else 2, cost, gain, miou=total.miou))
     words = (
-        f"`unstride.tune(model, data, cost={COSTS['scenes']:g})` on {len(x)} scenes, composed from Fashion-MNIST test "
+        f"unstride.tune(model, data, cost={COSTS['scenes']:g}) on {len(x)} scenes, composed from Fashion-MNIST test "
         "images on cluttered backgrounds and labelled pixel by pixel: a composed task, not photographs."
     )
     return _shown(tuned, out / "scenes.toml", words, f"{len(unseen)} scenes", rows, "miou", "mIoU")
@@ -101,7 +101,7 @@ def _shown(
         Text(f"{words} Each picture is judged by a recipe that was chosen without it."),
         Table(tuple(head[k] for k in used), table, tuned.verdict, last),
         frontier_chart(list(tuned.lines)),
-        Text(f"The recipe, also in {file.name}: {tuned.recipe}"),
+        Text(f"The recipe, also in {file.name}: {'; '.join(line.strip() for line in str(tuned.recipe).splitlines())}"),
         proof,
     ]
     frontier = [{"name": x.name, metric: x.value, "nll": x.beside, "cost": x.cost} for x in tuned.lines]

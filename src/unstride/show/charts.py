@@ -55,17 +55,20 @@ class Chart:
         y_ticks = ticks(min(lows + level), max(highs + level))
         x_ticks = ticks(0, max(p.x for p in points))
         view = _View((0.0, x_ticks[-1]), (y_ticks[0], y_ticks[-1]))
+        legend, more = self._legend()
+        box = f"0 {-more} {WIDTH} {HEIGHT + more}"
         parts = [
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._words())}">',
+            f'<svg class="chart" viewBox="{box}" role="img" aria-label="{escape(self._words())}">',
             *self._axes(view, x_ticks, y_ticks),
         ]
         if self.baseline is not None:
             y = view.y(self.baseline)
             parts.append(f'<path class="base" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        xs = [round(p.x, 2) for p in points]
+        apart = len(self.series) if len(set(xs)) < len(xs) else 1  # so that whiskers of two series at one x stay apart
         for k, series in enumerate(self.series):
-            parts += _drawn(series, k, len(self.series), view, self._number)
-        parts += self._legend()
-        return "".join([*parts, "</svg>"])
+            parts += _drawn(series, k, 3.0 * (k - (apart - 1) / 2) if apart > 1 else 0.0, view, self._number)
+        return "".join([*parts, *legend, "</svg>"])
 
     def _number(self, value: float) -> str:
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
@@ -93,14 +96,21 @@ class Chart:
         out.append(f'<text x="4" y="{TOP - 14}">{escape(self.y + unit)}</text>')
         return out
 
-    def _legend(self) -> list[str]:
-        out, x = [], LEFT
-        for k, s in enumerate(self.series):
+    def _legend(self) -> tuple[list[str], int]:
+        """The names, in as many rows as they need, and how far these reach above the chart."""
+        places, x, row = [], LEFT, 0
+        for s in self.series:
+            wide = 48 + round(7.0 * len(s.name))
+            x, row = (LEFT, row + 1) if x + wide > WIDTH and x > LEFT else (x, row)
+            places.append((x, row))
+            x += wide
+        more, out = 16 * row, []
+        for k, (s, (x, line)) in enumerate(zip(self.series, places, strict=True)):
+            y = 12 - more + 16 * line
             dash = f' stroke-dasharray="{DASHES[k % 4]}"' if DASHES[k % 4] else ""
-            out.append(f'<g class="s{k % 4}"><path class="line" d="M{x} 12H{x + 26}"{dash}/>{_mark(k, x + 13, 12)}</g>')
-            out.append(f'<text x="{x + 32}" y="16">{escape(s.name)}</text>')
-            x += 48 + round(7.0 * len(s.name))
-        return out
+            out.append(f'<g class="s{k % 4}"><path class="line" d="M{x} {y}H{x + 26}"{dash}/>{_mark(k, x + 13, y)}</g>')
+            out.append(f'<text x="{x + 32}" y="{y + 4}">{escape(s.name)}</text>')
+        return out, more
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,7 @@ class _View:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
 
 
-def _drawn(series: Series, k: int, count: int, view: _View, number: Callable[[float], str]) -> list[str]:
+def _drawn(series: Series, k: int, shift: float, view: _View, number: Callable[[float], str]) -> list[str]:
     points = sorted(series.points, key=lambda p: p.x)
     spots = [(view.x(p.x), view.y(p.y)) for p in points]
     dash = f' stroke-dasharray="{DASHES[k % 4]}"' if DASHES[k % 4] else ""
@@ -128,7 +138,6 @@ def _drawn(series: Series, k: int, count: int, view: _View, number: Callable[[fl
     if len(band) > 1:
         edge = [f"{x:.1f} {high:.1f}" for x, _, high in band] + [f"{x:.1f} {low:.1f}" for x, low, _ in reversed(band)]
         out.append(f'<path class="band" d="M{"L".join(edge)}Z"/>')
-    shift = 3.0 * (k - (count - 1) / 2)  # so that whiskers of two series at one x stay apart
     for x, low, high in band:
         if low != high:
             x += shift

@@ -22,8 +22,19 @@ def page(tuned: Tuned, title: str) -> str:
             Section("Verdict", (Text(tuned.verdict), Facts(facts))),
             Section("Gain over cost", (frontier_chart(list(tuned.lines)),)),
             Section("Everything that was compared", (shown, *map(Text, tuned.notes))),
-            Section("The recipe", tuple(Text(line) for line in str(tuned.recipe).splitlines())),
+            Section("The recipe", (*(Text(line) for line in str(tuned.recipe).splitlines()), Text(_next(tuned)))),
         ],
+    )
+
+
+def _next(tuned: Tuned) -> str:
+    """What to do with it."""
+    if tuned.recipe.plain:
+        return "Nothing to run: the network as it is."
+    return (
+        "Run it from its file: unstride predict SPEC PICTURES --recipe FILE --out answers.csv, or "
+        "unstride.enhance(model, example, recipe=FILE); check it on other pictures: unstride evaluate SPEC --data "
+        "KIND:PATH --recipe FILE."
     )
 
 

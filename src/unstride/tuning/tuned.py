@@ -116,7 +116,9 @@ class Tuned:
             "  ".join(row[k].ljust(widths[k]) if k in (0, 7) else row[k].rjust(widths[k]) for k in used).rstrip()
             for row in rows
         ]
-        return "\n".join([*lines, "", self.verdict, str(self.recipe), *self.notes])
+        spent = f"costs {self.cost:.2f} on these pictures; the table has recipes that were chosen without each picture"
+        chosen = [str(self.recipe)] if self.recipe.plain else [str(self.recipe), f"  {spent}"]
+        return "\n".join([*lines, "", self.verdict, *chosen, *self.notes])
 
     def save(self, path: str | Path) -> Path:
         """The recipe in a file, with the network, the preprocessing and the figures it was chosen by."""
