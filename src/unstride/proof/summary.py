@@ -61,10 +61,14 @@ def summarise(
 
 
 def recommend(quality: Sequence[float], cost: Sequence[float], compare: Callable[[int, int], Gain]) -> int:
-    """The cheapest setting that the best one is not measurably better than. `compare(a, b)` is the gain of b over a."""
+    """The cheapest setting that the best one is not measurably better than: plain, the first, or one that helps.
+
+    `compare(a, b)` is the gain of b over a.
+    """
     best = max(range(len(quality)), key=lambda k: (quality[k], -cost[k]))
     enough = [k for k in range(len(quality)) if k == best or compare(k, best).verdict != "helps"]
-    return min(enough, key=lambda k: (cost[k], k))
+    helps = [k for k in enough if k in (0, best) or compare(0, k).verdict == "helps"]
+    return min(helps, key=lambda k: (cost[k], k))
 
 
 Measured = tuple[list[dict[str, Any]], Callable[[int, int], Gain]]
