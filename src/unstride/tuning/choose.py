@@ -1,8 +1,8 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
 Greedy over units of looks for every share of pictures that may look again, and what a user would do instead; how far to
-go, and behind which gate, is decided on pictures that the greedy choice did not see. The simplest choice that is as
-good as the best wins; it may be "plain".
+go, and behind which gate, is decided on pictures that the greedy choice did not see. The best of all that are surely
+better than plain wins; it may be "plain".
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
                     warm = fit_temperature(merged(fitted, took, below), fitted.labels)
                     out[held] = losses(merged(test, took, below), test.labels, objective, warm)
         tried |= {way: out for way, out in found.items() if not out.isnan().any()}
-    way = simplest(tried)
+    way = surest(tried)
     if way == PLAIN:
         return Choice()
 
@@ -224,16 +224,13 @@ def refined(whole: Table, folds: Tensor, share: float, path_of: Path, objective:
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
-def simplest(tried: dict[Way, Tensor]) -> Way:
-    """Of the fewest looks whose loss is within half a standard error of the best, the likeliest; plain unless something
-    is surely better.
+def surest(tried: dict[Way, Tensor]) -> Way:
+    """The best of all that are surely better than plain, or plain.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with.
     """
-    best = min(tried, key=lambda way: float(tried[way].mean()))
     sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
-    fine = [w for w in sure if difference(tried[w], tried[best]) <= 0.5]
-    return min(fine or sure or [PLAIN], key=lambda w: (w.steps, float(tried[w].mean()))) if best != PLAIN else PLAIN
+    return min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
 
 
 def difference(a: Tensor, b: Tensor) -> float:

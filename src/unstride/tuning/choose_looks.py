@@ -15,7 +15,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage
 from unstride.tuning.candidates import Unit
-from unstride.tuning.choose import FOLDS, PLAIN, SHARES, STEPS, Choice, Way, fold_of, laid, simplest
+from unstride.tuning.choose import FOLDS, PLAIN, SHARES, STEPS, Choice, Way, fold_of, laid, surest
 from unstride.tuning.judges import judge_of
 from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
@@ -75,7 +75,7 @@ def choose_looks(heard: Heard, ceiling: float, seed: int = 0) -> Choice:
             for j in range(1, len(path) + 1):
                 paths[j, held] = heard.losses(path[:j], below)[held]
         tried |= {Way(j, share): paths[j] for j in range(1, STEPS + 1) if not paths[j].isnan().any()}
-    way = simplest(tried)
+    way = surest(tried)
     path = _path(heard, torch.arange(count), way.share, ceiling)[0][: way.steps]
     return Choice(tuple(heard.units[u] for u in path), way.share)
 
