@@ -45,5 +45,9 @@ class TaskAssumed(UnstrideWarning):
     """Neither the user nor the model's library said what the output means; what it is taken for is told."""
 
 
+class PreprocessAssumed(UnstrideWarning):
+    """A file's function returned a module alone; how its pictures are prepared is told, and how to say otherwise."""
+
+
 class NotWritten(UnstrideWarning):
     """The answer is there, but a picture or a page of it could not be written."""

@@ -362,3 +362,18 @@ def test_every_kind_is_in_the_text():
     import unstride.data
 
     assert all(kind in unstride.data.__doc__ for kind in KINDS)
+
+
+def test_a_path_without_its_kind_is_asked_back_with_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("digits/val/cat", "scenes/images", "scenes/masks"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("labels.csv", "notes.txt"):
+        (tmp_path / file).touch()
+    asked = {"digits/val": "folder:digits/val", "scenes": "masks:scenes", "labels.csv": "csv:labels.csv"}
+    for name, meant in asked.items():
+        with pytest.raises(SpecError, match=rf"wanted one of .*; did you mean {meant}\?$"):
+            load(name, SMALL)
+    for name in ("", "notes.txt", "x" * 5000, "a\0b"):
+        with pytest.raises(SpecError, match=r"is not understood; wanted one of .*(PATH|sample-segmentation)$"):
+            load(name, SMALL)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -152,6 +153,17 @@ def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert f"\n{target}:" in makefile, target
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert (ROOT / link).is_file(), link
+
+
+def test_quick_start_names_every_command_and_extra() -> None:
+    from unstride.cli.main import COMMANDS
+
+    text = (DOCS / "quick-start.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(re.findall(r"^\| `unstride (\w+)", text, re.MULTILINE)) == set(COMMANDS)
+    extras = text.partition("| Extra |")[2].partition("\n\n")[0]
+    ours = {"dev", "docs"}  # of those who change unstride
+    assert set(re.findall(r"^\| `(\w+)`", extras, re.MULTILINE)) == set(project["optional-dependencies"]) - ours
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_csv_and_parquet_hold_the_same_rows(nets, tmp_path):
         if kind == "parquet":
             pytest.importorskip("pyarrow")
         done = unstride.predict(f"{nets}:net", folder, tmp_path / f"p.{kind}", recipe="flip", top=2)
-        assert done.errors == 1
+        assert done.errors == 1 and "see the column `error`" in str(done)
     rows = read(tmp_path / "p.jsonl")
     assert "cut.png" in rows[-1]["error"]
     assert rows[-1]["classes"] is None
@@ -136,7 +137,8 @@ def test_masks_lie_over_the_picture_and_have_colours(nets, tmp_path):
         photo(k, size).save(folder / f"{k}.png")
     done = unstride.predict(f"{nets}:segmenter", folder, tmp_path / "p.jsonl", recipe="flip")
     for row in read(tmp_path / "p.jsonl"):
-        with Image.open(Path(done.masks) / row["mask"]) as mask:
+        assert (tmp_path / row["mask"]).is_relative_to(done.masks)
+        with Image.open(tmp_path / row["mask"]) as mask:  # a path from the table's own folder
             assert mask.mode == "P" and mask.getpalette()
             seen = np.asarray(mask)
         with Image.open(row["picture"]) as picture:
@@ -151,7 +153,10 @@ def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, t
     folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
     first = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     written = out.stat().st_mtime_ns
-    assert unstride.predict(f"{nets}:net", folder, out, recipe="flip") == first
+    again = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    assert again == replace(first, already=True)
+    assert str(again).startswith("already done: nothing left to do\n3 pictures")
+    assert "already" not in str(first) and "pictures/s" in str(first)
     assert out.stat().st_mtime_ns == written
     with pytest.raises(OptionError, match="another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
@@ -168,6 +173,25 @@ def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="parts of another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
     assert unstride.predict(f"{nets}:net", folder, out, recipe="flip").pictures == 3
+
+
+def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):
+    """Half of its rows would name files that are not there."""
+    folder, out = photos(tmp_path / "photos", 2), tmp_path / "p.jsonl"
+    now = running._about
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_about", lambda *job: {k: v for k, v in now(*job).items() if k != "files"})
+        patched.setattr(running, "_join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            unstride.predict(f"{nets}:segmenter", folder, out, recipe="flip")
+    with pytest.raises(OptionError, match=r"parts of another run .*or version"):
+        unstride.predict(f"{nets}:segmenter", folder, out, recipe="flip")
+
+
+def test_a_table_without_a_suffix_is_told_where_masks_go(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 1)
+    with pytest.raises(OptionError, match=r"ends in \.jsonl \.csv \.parquet; .*beside it, as m\.masks/ of m\.csv"):
+        unstride.predict(f"{nets}:segmenter", folder, tmp_path / "m", recipe="flip")
 
 
 def test_a_recipe_for_another_model_or_preprocessing_is_refused(nets, tmp_path):

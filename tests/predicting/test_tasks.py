@@ -71,7 +71,7 @@ def test_maps_are_files(photos: Path, tmp_path: Path) -> None:
     rows = predicted(model, photos, tmp_path / "t.jsonl", "depth")
     better = unstride.enhance(model, seen(photos, 0), task="depth", recipe="flip")
     wanted = better(seen(photos, 2))[0]
-    stored = np.load(tmp_path / "t.maps" / rows[2]["map"], allow_pickle=False)
+    stored = np.load(tmp_path / rows[2]["map"], allow_pickle=False)
     torch.testing.assert_close(torch.from_numpy(stored), wanted, atol=1e-4, rtol=1e-3)
     assert rows[2]["mean"] == pytest.approx(float(wanted.mean()), abs=1e-4)
     assert rows[2]["least"] <= rows[2]["mean"] <= rows[2]["most"] and rows[2]["spread"] > 0

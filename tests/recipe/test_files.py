@@ -82,3 +82,12 @@ def test_only_known_forms_are_written(tmp_path):
         write(tmp_path / "r.yaml", get("flip"))
     with pytest.raises(ArtefactError):
         read(tmp_path / "nothing.toml")
+
+
+def test_a_file_that_is_not_there_is_asked_back_with_its_neighbours(tmp_path):
+    write(tmp_path / "tuned.toml", get("flip"))
+    (tmp_path / "tunned.csv").touch()
+    with pytest.raises(ArtefactError, match=r"tunned.toml: cannot be read .*; did you mean tuned.toml\?$"):
+        get(tmp_path / "tunned.toml")
+    with pytest.raises(ArtefactError, match=r"cannot be read \(No such file or directory\)$"):
+        get(tmp_path / "nowhere" / "tunned.toml")

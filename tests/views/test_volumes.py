@@ -2,6 +2,7 @@
 
 import gzip
 import inspect
+import json
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,7 @@ def test_predict_writes_masks_where_the_volumes_lie(folder: Path, tmp_path: Path
     assert done.exit_code == 0, done.output
     masks = sorted((tmp_path / "table.masks").rglob("*.nii.gz"))
     assert [m.name.split("-")[1] for m in masks] == ["case_0.nii.gz", "case_1.nii.gz"]
+    assert [tmp_path / json.loads(line)["mask"] for line in out.read_text().splitlines()] == masks
     for k, path in enumerate(masks):
         written = nibabel.load(path)
         assert np.allclose(written.affine, AFFINE) and np.allclose(written.header.get_zooms(), (1.5, 2, 3))

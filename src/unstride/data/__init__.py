@@ -140,7 +140,8 @@ def load(
     kind, _, path = name.partition(":")
     if kind not in KINDS:
         kinds = ", ".join(k if k.startswith("sample") else f"{k}:PATH" for k in KINDS)
-        raise SpecError(f"data {name!r} is not understood; wanted one of {kinds}{close_to(kind, KINDS)}")
+        near = _kind_of(name) or close_to(kind, KINDS)
+        raise SpecError(f"data {name!r} is not understood; wanted one of {kinds}{near}")
     if bool(path) == kind.startswith("sample"):
         raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
     check_limit(limit)
@@ -164,3 +165,16 @@ def load(
         listing = targets.match_labels(name, listing, known)
     count = min(limit or total, total)
     return Dataset(name, task, preprocess, listing, [i * total // count for i in range(count)])
+
+
+def _kind_of(name: str) -> str:
+    """Where a path came without its kind, what was probably meant, as a question."""
+    path, likely = Path(name), ""
+    try:
+        if name and path.is_dir():
+            likely = "masks" if (path / "masks").is_dir() and (path / "images").is_dir() else "folder"
+        elif path.is_file():
+            likely = {".csv": "csv", ".npz": "npz"}.get(path.suffix, "")
+    except (OSError, ValueError):  # what no path can be
+        return ""
+    return f"; did you mean {likely}:{name}?" if likely else ""

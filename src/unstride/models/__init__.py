@@ -22,6 +22,7 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from unstride.errors import ArtefactError, OptionError, SpecError, UnstrideError
+from unstride.errors import ArtefactError, OptionError, PreprocessAssumed, SpecError, UnstrideError
 from unstride.graph.capture import wanted_axes
 from unstride.graph.twin import evaluating
 from unstride.models import libraries
@@ -198,16 +199,27 @@ def _from_file(spec: str) -> Loaded:
         sys.path.remove(str(path.resolve().parent))
     if isinstance(made, Loaded):
         return replace(made, spec=spec)
-    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, _usual(made))
+    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise SpecError(f"{spec}: it returned {type(made).__name__}; wanted a torch.nn.Module or (module, Preprocess)")
-    return Loaded(spec, model, _as_preprocess(preprocess, spec), weights="its own")
+    prepare = _usual(model, spec) if model is made else _as_preprocess(preprocess, spec)
+    return Loaded(spec, model, prepare, weights="its own")
 
 
-def _usual(model: Any) -> Preprocess:
-    """Where nobody said it: ImageNet's; volumes are taken as they are stored."""
-    volumes = isinstance(model, nn.Module) and wanted_axes(model) == 3
-    return Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
+def _usual(model: nn.Module, spec: str) -> Preprocess:
+    """Where nobody said it, and that is told: ImageNet's; volumes are taken as they are stored."""
+    volumes = wanted_axes(model) == 3
+    usual = Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
+    how = f"pictures are prepared as ImageNet's: {usual} (for maps, whole)"
+    if volumes:
+        how = "volumes are taken as they are stored"
+    warnings.warn(
+        f"{spec} returned only a module, so {how}. If it was trained otherwise, "
+        "return (module, unstride.Preprocess(resize=..., crop=..., mean=..., std=...))",
+        PreprocessAssumed,
+        stacklevel=4,  # whoever called `load`
+    )
+    return usual
 
 
 def _as_preprocess(given: Any, spec: str) -> Preprocess:

@@ -48,8 +48,8 @@ class Parts:
             outputs.write_whole(mark, run.encode())
         elif mark.read_text() != run:
             raise OptionError(
-                f"{self.folder}: holds finished parts of another run (other pictures, model or recipe). Start that one "
-                "again, give another --out, or remove the folder"
+                f"{self.folder}: holds finished parts of another run (other pictures, model, recipe or version). Start "
+                "that one again, give another --out, or remove the folder"
             )
 
     def rows(self, count: int) -> Iterator[Row]:
@@ -74,7 +74,12 @@ class Parts:
 
 def check_out(out: Path) -> None:
     """Whether the table can be written, before the work."""
-    outputs.check_file(out, "--out", FORMATS)
+    if out.suffix.lower() not in FORMATS:
+        raise OptionError(
+            f"--out {out}: wanted the name of a table that ends in {' '.join(FORMATS)}; masks and other maps go to a "
+            f"folder beside it, as {out.stem}.masks/ of {out.stem}.csv"
+        )
+    outputs.check_file(out, "--out")
     if out.suffix == ".parquet":
         _pyarrow()
 

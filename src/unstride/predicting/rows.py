@@ -130,7 +130,7 @@ def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:
 
 
 def write_map(folder: Path, ready: Ready, p: Prediction) -> str:
-    """Numbers, features or yes and no of each label as .npy; its name below `folder`."""
+    """Numbers, features or yes and no of each label as .npy; its path from the table's folder."""
     found = (p.logits > 0).cpu() if p.meaning.classes else p.logits.float().cpu()
     stream = io.BytesIO()
     np.save(stream, found.numpy())
@@ -143,12 +143,12 @@ def _written(folder: Path, ready: Ready, content: bytes, suffix: str) -> str:
     name = f"{ready.part:06d}/{ready.index:09d}-{stem}.{suffix}"
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder / name, content)
-    return name
+    return f"{folder.name}/{name}"
 
 
 def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]) -> str:
     """Class indices as a PNG with a palette (16 bits without one beyond 256 classes), or as a .nii.gz that lies where
-    the volume does; its name below `folder`.
+    the volume does; its path from the table's folder, in which `folder` lies.
     """
     seen, count = class_map(p.logits), max(2, p.logits.shape[0])
     name = "png" if ready.frame is None else "nii.gz"

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,16 @@ class Predicted:
     seconds: float  # of this run; those before a crash are not in it
     waiting: float
     masks: str | None = None
+    already: bool = False  # the table was there, from an earlier run whose figures these are
 
     def __str__(self) -> str:
-        rate = f" ({self.pictures / self.seconds:.1f} pictures/s)" if self.seconds else ""
+        rate = f" ({self.pictures / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
+        why = ", see the column `error` of the table" if self.errors else ""
         lines = [
-            f"{self.pictures:,} pictures, {self.errors:,} of them could not be read or run{rate}",
+            *(["already done: nothing left to do"] * self.already),
+            f"{self.pictures:,} pictures, {self.errors:,} of them could not be read or run{why}{rate}",
             f"{self.changed:.2%} changed, at {self.cost:.2f} plain forwards each",
-            f"{self.waiting:.0%} of the time was waiting for pictures",
+            *([] if self.already else [f"{self.waiting:.0%} of the time was waiting for pictures"]),
             f"table: {self.out}",
         ]
         return "\n".join(lines + ([f"masks: {self.masks}"] if self.masks else []))
@@ -214,6 +217,8 @@ def _about(job: Job, found: Survey) -> dict[str, Any]:
         "assumed": job.better.assumed,
         "device": place(job.loaded.model)[0].type,
         "versions": versions(),
+        # Rows of maps once named their files from this folder, not from the table's: the two are not mixed.
+        **({} if job.masks is None else {"files": f"{job.masks.name}/"}),
     }
 
 
@@ -224,7 +229,7 @@ def _finished(job: Job, run: str) -> Predicted | None:
     try:
         record = strict.loads(job.record.read_bytes())
         if record["run"] == run:
-            return Predicted(**record["done"])
+            return replace(Predicted(**record["done"]), already=True)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise OptionError(f"{job.out}: is there already, from another run; remove it, or give another name")

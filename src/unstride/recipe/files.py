@@ -19,6 +19,7 @@ from unstride.errors import ArtefactError, OptionError, UnstrideError
 from unstride.jobs import strict
 from unstride.jobs.artefacts import write_file
 from unstride.jobs.fingerprint import check_model, fingerprint
+from unstride.models.libraries import close_to
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
 from unstride.recipe.recipe import Recipe
@@ -86,7 +87,8 @@ def read(path: str | Path) -> Written:
         text = raw.decode("utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else strict.loads(text)
     except OSError as error:
-        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error})") from error
+        near = _neighbours(path) if isinstance(error, FileNotFoundError) else ""
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error}){near}") from error
     except (ValueError, RecursionError) as error:
         raise ArtefactError(f"{path} is not valid {path.suffix[1:].upper() or 'TOML'} ({error})") from error
     if not isinstance(data, dict) or data.get("version") != VERSION:
@@ -107,6 +109,11 @@ def read(path: str | Path) -> Written:
         raise ArtefactError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise ArtefactError(f"{path} does not hold a usable recipe ({type(error).__name__}: {error})") from error
+
+
+def _neighbours(path: Path) -> str:
+    """Recipes with a like name in that folder, as a question."""
+    return close_to(path.name, [file.name for file in path.parent.glob("*") if file.suffix in (".toml", ".json")])
 
 
 def to_data(recipe: Recipe) -> dict[str, Any]:
