@@ -50,6 +50,8 @@ def tune(
     """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone.
 
     With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
+
+    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some pictures could not be read; they are named.
     """
     if (data is None) == (not pictures):
         raise typer.BadParameter("give --data with labels, or --pictures without")

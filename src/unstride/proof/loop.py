@@ -100,7 +100,7 @@ def evaluate(
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     told = asked_task(model, task)
     known = dataset_of(model, data, limit, split, told)
-    dataset = (FromBatches(data, told) if known is None else known).serving(told)  # type: ignore[arg-type]
+    dataset = (FromBatches(data, told) if known is None else known).serving(told)
     by = measure_of(dataset.task)
     if dataset.preprocess is None and (isinstance(tta, str) or report is not None):
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
