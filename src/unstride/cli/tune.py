@@ -51,7 +51,7 @@ def tune(
 
     With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
 
-    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some pictures could not be read; they are named.
+    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some pictures could not be read.
     """
     if (data is None) == (not pictures):
         raise typer.BadParameter("give --data with labels, or --pictures without")
