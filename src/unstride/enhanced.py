@@ -383,7 +383,7 @@ def enhance(
     _, plan, _ = better.fitted(example)
     better.options(plan)
     if told.assumed:
-        warnings.warn(f"{told}. Pass task=... to say so.", TaskAssumed, stacklevel=2)
+        warnings.warn(TaskAssumed(str(told)), stacklevel=2)
     return better
 
 

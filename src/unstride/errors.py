@@ -42,7 +42,15 @@ class UnstrideWarning(UserWarning):
 
 
 class TaskAssumed(UnstrideWarning):
-    """Neither the user nor the model's library said what the output means; what it is taken for is told."""
+    """Neither the user nor the model's library said what the output means; what it is taken for is `told`."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(f"{told}. Pass task=... to say so.")
+        self.told = told
+
+
+class LeftOut(UnstrideWarning):
+    """The answer is there, but not all of the data is in it."""
 
 
 class PreprocessAssumed(UnstrideWarning):

@@ -64,9 +64,9 @@ def test_data_of_another_task(tmp_path: Path) -> None:
     better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], task="classification")
     with pytest.raises(OptionError, match=r"enhanced for classification.*labelled for multilabel"):
         unstride.evaluate(better, found)
-    with pytest.raises(
-        OptionError, match="tune chooses for classification and segmentation so far, this is multilabel"
-    ):
+    with pytest.raises(OptionError, match=r"task is 'dense', but .* is labelled for multilabel"):
+        unstride.tune(seeded(SmallNet()), found, cost=2, task="dense")
+    with pytest.raises(DataError, match=r"1 labels for a model that gives \(5,\)"):
         unstride.tune(seeded(SmallNet()), found, cost=2)
 
 

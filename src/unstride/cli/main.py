@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from unstride.errors import NotWritten, UnstrideError, UnstrideWarning
+from unstride.errors import LeftOut, NotWritten, TaskAssumed, UnstrideError, UnstrideWarning
 
 PARTLY = 3
 _MEMORY = "not enough memory for this; ask for smaller images, smaller batches or fewer states"
@@ -44,8 +44,8 @@ class _Group(typer.core.TyperGroup):
             def show(message: Any, category: Any, *rest: Any, **more: Any) -> None:
                 if not issubclass(category, UnstrideWarning):
                     return usual(message, category, *rest, **more)
-                missing.extend([str(message)] * issubclass(category, NotWritten))
-                return typer.echo(f"unstride: {message}", err=True)
+                missing.extend([str(message)] * issubclass(category, (LeftOut, NotWritten)))
+                return typer.echo(f"unstride: {_worded(message, self.commands.get(ctx.invoked_subcommand))}", err=True)
 
             warnings.showwarning = show
             try:
@@ -60,6 +60,14 @@ class _Group(typer.core.TyperGroup):
         if _code(0, missing):
             raise typer.Exit(PARTLY)
         return result
+
+
+def _worded(message: Any, command: Any) -> str:
+    """As it is, but for what Python users are told to write."""
+    if not isinstance(message, TaskAssumed):
+        return str(message)
+    takes = command is not None and any("--task" in option.opts for option in command.params)
+    return message.told + "; --task says otherwise" * takes
 
 
 def _flush() -> None:

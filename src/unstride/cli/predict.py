@@ -119,7 +119,7 @@ def _task(task: str | None, loaded: "Loaded") -> str:
 
     found = task_of(task or loaded.task, loaded.model, loaded.example().to(*place(loaded.model)))
     if found.assumed:
-        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=2)
+        warnings.warn(TaskAssumed(str(found)), stacklevel=2)
     assert found.task is not None
     return found.task
 

@@ -23,7 +23,7 @@ def tune(
         list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
     ] = None,
     cost: Annotated[float, typer.Option(help="Mean cost of a picture, in plain forwards.")] = 2.0,
-    out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml), for --recipe.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml or .json), for --recipe.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
     pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
     task: Task = None,
@@ -50,6 +50,8 @@ def tune(
     """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone.
 
     With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
+
+    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some pictures could not be read.
     """
     if (data is None) == (not pictures):
         raise typer.BadParameter("give --data with labels, or --pictures without")
@@ -57,15 +59,18 @@ def tune(
         raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
     from unstride import models
     from unstride.jobs.outputs import check_file
+    from unstride.recipe.files import check_name
 
     for path, name in ((out, "--out"), (report, "--report")):
         if path is not None:
             check_file(path, name)
+    if out is not None:
+        check_name(out)
     loaded = models.load(spec, weights=weights)
     if pictures:
         from unstride.tuning.unlabelled import settle
 
-        settled = settle(loaded, pictures, cost)
+        settled = settle(loaded, pictures, cost, task=task)
         typer.echo(str(settled))
         if out is not None:
             typer.echo(f"wrote {settled.save(out)}")

@@ -88,6 +88,11 @@ class Dataset:
     def __iter__(self) -> Iterator[Item]:
         return (self[i] for i in range(len(self)))
 
+    def labelled(self) -> tuple[list[str], list[int]]:
+        """Of each image its id and its class, where that is one number; nothing is decoded."""
+        known = [(item.id, item.target) for item in self if isinstance(item.target, int)]
+        return [name for name, _ in known], [label for _, label in known]
+
     def tensors(self, index: int) -> tuple[Tensor, int | Tensor]:
         """Item -> (C, H, W) as the model wants it, and its class, or its mask (H, W) at the size of the file."""
         image, target = self[index].read()

@@ -111,6 +111,11 @@ def _numbers(labels: Tensor, count: int, what: str, task: str) -> Tensor:
     return values
 
 
+def legend(task: str | None) -> str:
+    """What labels of batches are taken for, in one line."""
+    return f"targets: {task}" if task in NUMBERS else "labels are taken for the model's class numbers"
+
+
 def reusable(loader: Any, what: str) -> None:
     """A loader is read more than once, so an iterator will not do."""
     if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Tensor | Mapping):
@@ -127,20 +132,20 @@ class FromBatches:
     """
 
     name, preprocess, classes = "batches", None, ()
-    legend = "labels are taken for the model's class numbers"
 
     def __init__(self, loader: Iterable[Any], task: str | None = None) -> None:
         reusable(loader, "data")
         self.loader = loader
         self._asked = task if task in NUMBERS else None
-        if self._asked is not None:
-            self.legend = f"targets: {self._asked}"
+        self.legend = legend(task)
         self.ends: list[int] = []  # images up to and with each batch
+        self._labels: list[int] = []  # where an image has one
         self._digest = hashlib.sha256()
         self.task = "classification"
         for images, labels in self._batches():
             self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
             self.task = self._asked or ("segmentation" if labels.ndim == 3 else "classification")
+            self._labels += labels.tolist() if labels.ndim == 1 and self._asked is None else []
             self._digest.update(repr((images.shape, images.dtype)).encode())
             self._digest.update(digest({"images": images, "labels": labels}).encode())
         if not self.ends or not self.ends[-1]:
@@ -162,6 +167,10 @@ class FromBatches:
 
     def __len__(self) -> int:
         return self.ends[-1]
+
+    def labelled(self) -> tuple[list[str], list[int]]:
+        """Of each image a name and its class, where that is one number."""
+        return [f"image {i}" for i in range(len(self._labels))], self._labels
 
     def tensors(self, index: int) -> tuple[Tensor, int | Tensor]:
         """(C, H, W), and a class, a mask or map (H, W), or labels or numbers (K,)."""

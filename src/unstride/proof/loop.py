@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from unstride.data import TASKS, Dataset, check_limit
 from unstride.data import load as load_data
 from unstride.data.batches import FromBatches
+from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.jobs.distributed import launched, world
@@ -98,7 +99,8 @@ def evaluate(
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     told = asked_task(model, task)
-    dataset = _dataset(model, data, limit, split, told).serving(told)
+    known = dataset_of(model, data, limit, split, told)
+    dataset = (FromBatches(data, told) if known is None else known).serving(told)
     by = measure_of(dataset.task)
     if dataset.preprocess is None and (isinstance(tta, str) or report is not None):
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
@@ -174,13 +176,14 @@ def asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
     return (model.task if isinstance(model, Loaded) else None) or told_task(module)
 
 
-def _dataset(
+def dataset_of(
     model: Loaded | nn.Module,
     data: str | Dataset | Iterable[Any],
     limit: int | None,
     split: str | None,
     asked: str | None,
-) -> Dataset | FromBatches:
+) -> Dataset | None:
+    """What was asked of a data set, by its name or as it is; None: these are batches."""
     if isinstance(data, Dataset):
         if split is not None:
             raise OptionError("split: the data set is loaded already; choose the split where you load it")
@@ -189,17 +192,17 @@ def _dataset(
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
         if limit is not None or split is not None:
             raise OptionError("limit and split: they are of named data sets; give fewer batches, or others")
-        return FromBatches(data, asked)
+        return None
     if not isinstance(data, str):
         raise OptionError(
             f"data is {type(data).__name__}; wanted a name such as folder:photos, a Dataset, or batches of images and "
             "labels"
         )
-    return named_data(model, data, asked, limit, split)
+    return _named_data(model, data, asked, limit, split)
 
 
-def named_data(
-    model: Loaded | nn.Module, data: str, asked: str | None, limit: int | None, split: str | None = None
+def _named_data(
+    model: Loaded | nn.Module, data: str, asked: str | None, limit: int | None, split: str | None
 ) -> Dataset:
     """KIND:PATH as this model takes it, with its class numbers for labels."""
     if not isinstance(model, Loaded):
@@ -241,6 +244,8 @@ def _enhanced(
     example = _first(dataset)[None].to(*place(module))
     usual = {} if isinstance(module, Enhanced) else {"recipe": "paper"}
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
+    if dataset.task == "classification":
+        check_labels(*dataset.labelled(), told_apart(better))
     if budgets is not None and better.recipe.name == "default":  # budgets ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.stages:
@@ -261,6 +266,12 @@ def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str
     better = module.with_options(**options)
     better.fitted(example)
     return better
+
+
+def told_apart(better: Enhanced) -> int:
+    """How many classes the model has; one number is a yes or no, so two."""
+    plan = better.plan
+    return max((2, *plan.found.trace.shapes[plan.targets[0].leaf][1:2]))
 
 
 def _first(dataset: Dataset | FromBatches) -> Tensor:
@@ -312,9 +323,8 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
     if not len(whole.index):
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
-    plan = job.better.plan
-    told_apart = max(2, *plan.found.trace.shapes[plan.targets[0].leaf][1:2])
-    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, told_apart)
+    classes = told_apart(job.better)
+    summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, classes)
     shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
     return [
         Row(

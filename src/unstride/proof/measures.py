@@ -112,9 +112,14 @@ def _numbers(outputs: Sequence[Tensor], target: Tensor) -> dict[str, Any]:
 
 
 def _beside(outputs: Sequence[Tensor], target: Tensor, what: str) -> Any:
-    if outputs[0].shape != target.shape:
-        raise DataError(f"{len(target)} {what} for a model that gives {tuple(outputs[0].shape)}; they must be as many")
+    check_shape(target, tuple(outputs[0].shape), what)
     return np.stack([one.numpy() for one in outputs])
+
+
+def check_shape(target: Tensor, gives: Sequence[int], what: str) -> None:
+    """Labels or numbers (K,) of an image, against what the model gives for one."""
+    if tuple(target.shape) != tuple(gives):
+        raise DataError(f"{len(target)} {what} for a model that gives {tuple(gives)}; they must be as many")
 
 
 def _map(outputs: Sequence[Tensor], target: Tensor) -> dict[str, Any]:
@@ -269,6 +274,14 @@ def paired(vectors: Tensor, pairs: Tensor, count: int) -> Tensor:
     return (found[:, :, None] == pairs[asked, None, 2:]).any(2)
 
 
+def chance_of(labels: Tensor) -> float:
+    """How often a neighbour that is guessed would be right. `labels`: classes (N,), or pairs (N, 2 + M)."""
+    if labels.ndim == 1:
+        return 1 / len(labels.unique())
+    gallery = labels[labels[:, 1] == 1, 0]
+    return float(torch.isin(labels[asked_pairs(labels), 2:], gallery).sum(1).double().mean()) / len(gallery)
+
+
 def _embedding(values: Mapping[str, Any], seed: int) -> Measured:
     """Every image against all the others: is the label of its neighbours its own? Of pairs: is its match among them?"""
     if "pairs" in values:
@@ -283,7 +296,7 @@ def _embedding(values: Mapping[str, Any], seed: int) -> Measured:
         right.append((voted(near) == labels).numpy())
         same = near == labels[:, None]
         recalls = {f"recall{n}": float(same[:, :n].any(1).double().mean()) for n in (1, 5)}
-        measured.append({"knn": float(right[-1].mean()), **recalls, "chance": 1 / len(labels.unique())})
+        measured.append({"knn": float(right[-1].mean()), **recalls, "chance": chance_of(labels)})
     return measured, _by_query(right, seed)
 
 
@@ -292,12 +305,12 @@ def _pairs(values: Mapping[str, Any], seed: int) -> Measured:
     gallery, asked = pairs[pairs[:, 1] == 1, 0], asked_pairs(pairs)
     if not len(asked) or len(gallery) < 2:
         raise DataError(f"{len(asked)} queries with a match, among {len(gallery)} pictures; there must be several")
-    chance = float(torch.isin(pairs[asked, 2:], gallery).sum(1).double().mean()) / len(gallery)
     measured, right = [], []
     for k in range(values["vectors"].shape[1]):
         hits = paired(torch.from_numpy(values["vectors"][:, k]), pairs, NEIGHBOURS)
         right.append(hits[:, 0].numpy())
-        measured.append({**{f"recall{n}": float(hits[:, :n].any(1).double().mean()) for n in (1, 5)}, "chance": chance})
+        recalls = {f"recall{n}": float(hits[:, :n].any(1).double().mean()) for n in (1, 5)}
+        measured.append({**recalls, "chance": chance_of(pairs)})
     return measured, _by_query(right, seed)
 
 

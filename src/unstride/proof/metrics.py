@@ -198,16 +198,26 @@ def confusion(prediction: Tensor, target: Tensor, classes: int, ignore: int | No
     """
     if prediction.shape != target.shape:
         raise InputError(f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)} differ in shape")
+    check_mask(target, classes, ignore)
     seen = torch.ones_like(target, dtype=torch.bool) if ignore is None else target != ignore
     truth, guess = target[seen].long(), prediction[seen].long()
-    for what, values, error in (("target", truth, DataError), ("prediction", guess, InputError)):
-        wrong = values[(values < 0) | (values >= classes)]
-        if len(wrong):
-            found = wrong.unique()[:5].tolist()
-            void = "" if ignore is None or what == "prediction" else f", or {ignore} where there is no label"
-            raise error(f"{what} holds class {found}; wanted 0 to {classes - 1}{void}")
+    if len(wrong := _strange(guess, classes)):
+        raise InputError(f"prediction holds class {wrong}; wanted 0 to {classes - 1}")
     counts = torch.bincount(truth * classes + guess, minlength=classes * classes)
     return counts.view(classes, classes).cpu().numpy()
+
+
+def check_mask(target: Tensor, classes: int, ignore: int | None = IGNORE, name: str = "target") -> None:
+    """A DataError that names what a mask holds beside classes 0 to K - 1 and `ignore`."""
+    if len(wrong := _strange(target if ignore is None else target[target != ignore], classes)):
+        void = "" if ignore is None else f", or {ignore} where there is no label"
+        raise DataError(f"{name} holds class {wrong}; wanted 0 to {classes - 1}{void}")
+
+
+def _strange(values: Tensor, classes: int) -> list[int]:
+    """The first few that are no class."""
+    found: list[int] = values[(values < 0) | (values >= classes)].unique()[:5].tolist()
+    return found
 
 
 def areas(matrix: Integers) -> Integers:

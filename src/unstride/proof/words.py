@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from unstride.proof.measures import measure_of
 from unstride.proof.rows import Row
 
 
@@ -37,9 +39,13 @@ def advice(rows: Sequence[Row]) -> str:
 
 def untrained(row: Row) -> str:
     """`random weights`, said in every line with an accuracy of them; nothing where the weights were trained."""
-    if row.weights in ("random", "none"):  # "none": rows of version 0.1
+    return _random(row.weights)
+
+
+def _random(weights: str) -> str:
+    if weights in ("random", "none"):  # "none": rows of version 0.1
         return "random weights"
-    return row.weights if row.weights.startswith("random") else ""
+    return weights if weights.startswith("random") else ""
 
 
 def stated(row: Row) -> str:
@@ -49,18 +55,22 @@ def stated(row: Row) -> str:
 
 def doubts(rows: Sequence[Row]) -> list[str]:
     """What makes the plain accuracy itself doubtful, and what is usually wrong then."""
-    plain = rows[0]
-    if untrained(plain):
-        return [f"{measure(plain)} with {untrained(plain)} is the accuracy of guessing; give trained weights"]
-    chance = plain.metrics.get("chance")
-    enough = plain.measure.enough
-    if chance is None or enough is None or plain.images < enough:
+    return doubts_of(rows[0].task, rows[0].metrics, rows[0].images, rows[0].weights)
+
+
+def doubts_of(task: str, metrics: Mapping[str, Any], images: int, weights: str) -> list[str]:
+    """The same from the plain network's metrics, with the `chance` of guessing among them."""
+    by, chance = measure_of(task, metrics), metrics.get("chance")
+    if _random(weights):
+        return [f"{by.name} with {_random(weights)} is the accuracy of guessing; give trained weights"]
+    if chance is None or by.enough is None or images < by.enough:
         return []
-    wide = 0.0 if plain.task == "segmentation" else 2 * math.sqrt(chance * (1 - chance) / plain.images)
-    if plain.quality > chance + wide:
+    wide = 0.0 if task == "segmentation" else 2 * math.sqrt(chance * (1 - chance) / images)
+    found = float(metrics[by.key])
+    if found > chance + wide:
         return []
     return [
-        f"plain {measure(plain)} is {100 * plain.quality:.2f} %, no better than guessing ({100 * chance:.2f} %). "
+        f"plain {by.name} is {100 * found:.2f} %, no better than guessing ({100 * chance:.2f} %). "
         "Usually wrong then: labels in another order than the model's classes; images prepared in another way than in "
         "training (size, mean and std, BGR for RGB); weights that are random, or were trained for something else"
     ]

@@ -64,8 +64,7 @@ def write(
 ) -> Path:
     """The recipe in a file that is there whole or not at all. `model`: a module, or its fingerprint."""
     path = Path(path)
-    if path.suffix not in (".toml", ".json"):
-        raise OptionError(f"recipe file: got {path.name}, wanted a name that ends in .toml or .json")
+    check_name(path)
     data: dict[str, Any] = {"version": VERSION, **to_data(recipe)}
     if model is not None:
         data["model"] = {"fingerprint": model if isinstance(model, str) else fingerprint(model)}
@@ -75,6 +74,12 @@ def write(
         data["figures"] = dict(figures)
     text = json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
     return write_file(path, text.encode())
+
+
+def check_name(path: str | Path) -> None:
+    """The name says which of the two forms is written, and read again."""
+    if Path(path).suffix not in (".toml", ".json"):
+        raise OptionError(f"recipe file: got {Path(path).name}, wanted a name that ends in .toml or .json")
 
 
 def read(path: str | Path) -> Written:

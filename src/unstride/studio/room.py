@@ -243,7 +243,7 @@ def _task(given: Loaded, asked: str | None) -> str | None:
     """What is asked for, what the model is for, or what its output suggests, which is then told."""
     found = task_of(asked or given.task, given.model, _example(given))
     if found.assumed:
-        warnings.warn(f"{found}; --task says otherwise", TaskAssumed, stacklevel=3)
+        warnings.warn(TaskAssumed(str(found)), stacklevel=3)
     return found.task
 
 

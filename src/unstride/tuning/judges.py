@@ -45,7 +45,11 @@ class Judge:
     def __init__(self, pool: Pool, seed: int = 0) -> None:
         assert pool.labels is not None
         self.pool, self.labels, self.seed = pool, pool.labels, seed
-        self.check()
+
+    @property
+    def chance(self) -> float | None:
+        """What guessing reaches of the metric, where that says anything."""
+        return None
 
     @property
     def metric(self) -> str:
@@ -54,11 +58,6 @@ class Judge:
     @property
     def beside(self) -> str:
         return "AbsRel" if self.pool.task == "dense" else "MAE"
-
-    def check(self) -> None:
-        if self.labels.shape != self.pool.plain.shape:
-            wants, gives = self.labels.shape[1], self.pool.plain.shape[1]
-            raise DataError(f"{wants} labels or numbers for a model that gives {gives}; they must be as many")
 
     def answers(self, outputs: Tensor) -> Tensor:
         """(N, A): what is kept of each picture's output, once all of them are there."""
@@ -148,12 +147,13 @@ class Neighbours(Judge):
 
     by = "neighbours"
 
-    def check(self) -> None:
-        self.pairs = self.labels.ndim == 2
-        self.asked = measures.asked_pairs(self.labels) if self.pairs else torch.arange(len(self.labels))
-        if not len(self.asked) or (not self.pairs and len(self.labels.unique()) < 2):
-            what = "pairs" if self.pairs else "several pictures of several classes"
-            raise DataError(f"{len(self.labels)} pictures have no neighbour that they could be told by; give {what}")
+    def __init__(self, pool: Pool, seed: int = 0) -> None:
+        super().__init__(pool, seed)
+        self.pairs, self.asked = self.labels.ndim == 2, _asked(self.labels)
+
+    @property
+    def chance(self) -> float:
+        return measures.chance_of(self.labels)
 
     @property
     def metric(self) -> str:
@@ -193,6 +193,19 @@ class Neighbours(Judge):
             second = one[:, 1:] if self.pairs else one[:, 1:2]
             found.append(Score(float(now.double().mean()), float(second.any(1).double().mean()), proof))
         return found
+
+
+def check_neighbours(labels: Tensor) -> None:
+    """Whether embeddings can be judged by the labels (N, ...) of these pictures; asked before any look is taken."""
+    pairs = labels.ndim == 2
+    if not len(_asked(labels)) or (not pairs and len(labels.unique()) < 2):
+        what = "pairs" if pairs else "several pictures of several classes"
+        raise DataError(f"{len(labels)} pictures have no neighbour that they could be told by; give {what}")
+
+
+def _asked(labels: Tensor) -> Tensor:
+    """Rows of the pictures that are looked for: of pairs the queries, otherwise all."""
+    return measures.asked_pairs(labels) if labels.ndim == 2 else torch.arange(len(labels))
 
 
 JUDGES: dict[str, type[Judge]] = {

@@ -6,6 +6,8 @@ for part in parts(loader, like, "regression"): part.kept(model(part.source.see(I
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +17,13 @@ from torch import Tensor
 
 from unstride.data import Dataset
 from unstride.data.batches import NUMBERS, unpacked
-from unstride.errors import DataError, InputError
+from unstride.data.items import check_labels
+from unstride.enhanced import Enhanced
+from unstride.errors import DataError, InputError, LeftOut
 from unstride.jobs.fingerprint import digest
 from unstride.procedure.prediction import at_size
+from unstride.proof.loop import told_apart
+from unstride.proof.measures import check_shape
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.volumes import Volume
 
@@ -39,6 +45,16 @@ class Part:
     at: Tensor | None = None
     size: tuple[int, ...] = ()
     stands: int = 1
+    names: tuple[str, ...] = ()
+
+    def check(self, better: Enhanced) -> None:
+        """Its labels against what the model gives: classes, or as many labels or numbers."""
+        if better.task == "classification":
+            check_labels(self.names, self.labels.tolist(), told_apart(better))
+        elif better.task in ("multilabel", "regression"):
+            plan = better.plan
+            gives = plan.found.trace.shapes[plan.targets[0].leaf][1:]
+            check_shape(self.labels[0], (math.prod(gives),), "labels" if better.task == "multilabel" else "numbers")
 
     def kept(self, outputs: Tensor) -> Tensor:
         """(n, E) of the network's outputs (n, ...): all of a vector, of a map the values at these places."""
@@ -52,18 +68,23 @@ class Part:
 
 
 def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classification") -> Iterator[Part]:
-    """A data set, or batches of (images, labels) -> parts of at most 64 pictures, of maps one picture each."""
+    """A data set, or batches of (images, labels) -> parts of at most 64 pictures, of maps one picture each.
+
+    Pictures that cannot be read are left out, with a warning that names them.
+    """
     if task == "dense":
         yield from _maps(data, like)
         return
     if isinstance(data, Dataset):
         whole = data.fingerprint()
         for start in range(0, len(data), SHARD):
-            read = list(_read(data, range(start, min(start + SHARD, len(data)))))
-            if read:
-                source = Pictures([r[1] for r in read], data.preprocess, like)
-                yield Part(_key(whole, [r[0] for r in read]), source, _stacked([r[2] for r in read]))
+            found = list(read(data, range(start, min(start + SHARD, len(data)))))
+            if found:
+                names, pictures, targets = zip(*found, strict=True)
+                source = Pictures(list(pictures), data.preprocess, like)
+                yield Part(_key(whole, list(names)), source, _stacked(list(targets)), names=names)
         return
+    seen = 0
     for batch in data:
         images, known = unpacked(batch, "data", task)
         canvas = as_source(images)
@@ -73,16 +94,18 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         for start in range(0, len(pixels), SHARD):
             own = pixels[start : start + SHARD]
             part = Canvas(own, canvas.box, preprocess=canvas.preprocess)
-            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD])
+            names = tuple(f"image {seen + k}" for k in range(len(own)))
+            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD], names=names)
+            seen += len(own)
 
 
-def _read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]:
-    """(id, picture, target) of those that can be read."""
+def read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]:
+    """(id, picture, target) of those that can be read; the others are named in a warning."""
     for item in (data[i] for i in chosen):
         try:
             picture, target = item.read()
         except (DataError, OSError) as error:
-            print(f"left out: {item.id}: {error}")
+            warnings.warn(f"left out: {item.id}: {error}", LeftOut, stacklevel=2)
             continue
         if isinstance(picture, Volume):
             raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
@@ -101,7 +124,7 @@ def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
     given: list[tuple[str, Source, Tensor]] = []
     if isinstance(data, Dataset):
         whole = data.fingerprint()
-        for name, picture, known in _read(data, range(len(data))):
+        for name, picture, known in read(data, range(len(data))):
             given.append((_key(whole, [name]), Pictures([picture], data.preprocess, like), known))
     else:
         for batch in data:

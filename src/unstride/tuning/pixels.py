@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from unstride.data import Dataset
+from unstride.data.batches import unpacked
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError
 from unstride.jobs.artefacts import read_artefact, write_artefact
@@ -30,13 +31,13 @@ from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
-from unstride.proof.metrics import IGNORE
+from unstride.proof.loop import told_apart
+from unstride.proof.metrics import IGNORE, check_mask
 from unstride.tuning.candidates import Unit
-from unstride.tuning.parts import drawn
+from unstride.tuning.parts import drawn, read
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
-from unstride.views.volumes import Volume
 
 KIND = "pixels"
 
@@ -48,6 +49,11 @@ class Scene:
     key: str
     source: Source
     mask: Tensor
+    name: str = ""
+
+    def check(self, better: Enhanced) -> None:
+        """Its mask against the model's classes."""
+        check_mask(self.mask, told_apart(better), name=f"{self.name}: its mask")
 
 
 def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = None) -> Iterator[Scene]:
@@ -64,30 +70,24 @@ def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = Non
             for left in starts(x.shape[3], w, 0.0):
                 cut = x[:, :, top : top + h, left : left + w]
                 key = hashlib.sha256(f"{scene.key} {window} {top} {left}".encode()).hexdigest()[:24]
-                yield Scene(key, Canvas(cut), scene.mask[top : top + h, left : left + w])
+                yield Scene(key, Canvas(cut), scene.mask[top : top + h, left : left + w], scene.name)
 
 
 def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
     if isinstance(data, Dataset):
-        for i in range(len(data)):
-            item = data[i]
-            try:
-                image, mask = item.read()
-            except (DataError, OSError) as error:
-                print(f"left out: {item.id}: {error}")
-                continue
-            if isinstance(image, Volume):
-                raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
-            key = hashlib.sha256(repr((data.fingerprint(), item.id)).encode()).hexdigest()[:24]
-            yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask))
+        whole = data.fingerprint()
+        for name, image, mask in read(data, range(len(data))):
+            key = hashlib.sha256(repr((whole, name)).encode()).hexdigest()[:24]
+            yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask), name)
         return
-    loader: Iterable[Any] = data
-    for images, masks in loader:
-        known = torch.as_tensor(masks)
-        if known.ndim != 3 or len(known) != len(images) or known.is_floating_point():
+    seen = 0
+    for batch in data:
+        images, known = unpacked(batch, "data")
+        if known.ndim != 3:
             raise DataError(f"masks: got {known.dtype} {tuple(known.shape)}, wanted classes (B, H, W), 255 for none")
         for own, mask in zip(images.to(like), known, strict=True):
-            yield Scene(digest({"x": own[None], "y": mask})[:24], Canvas(own[None]), mask)
+            yield Scene(digest({"x": own[None], "y": mask})[:24], Canvas(own[None]), mask, f"image {seen}")
+            seen += 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unstride.enhanced import Enhanced
-from unstride.errors import DataError, OptionError
+from unstride.errors import OptionError
 from unstride.jobs.distributed import world
 from unstride.procedure.gates import CONTEXT, Gate
 from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
@@ -25,7 +25,6 @@ from unstride.tuning.parts import each
 from unstride.tuning.pixels import Pixels, Scene, gather_pixels, simulate_pixels
 from unstride.tuning.tuned import Line, Tuned, settled
 
-LEAST = 10  # pictures: with fewer nothing can be said
 _SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
 
 
@@ -36,8 +35,6 @@ def tune_scenes(
     """The best recipe under the last of the ceilings, and its proof by bootstrap over pictures."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
-    if len(given) < LEAST:
-        raise DataError(f"{len(given)} labelled pictures are too few to choose by; give at least {LEAST}")
     units, _, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
     tile = 32 if min(given[0].source.size) >= _SMALL else 16
     gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)

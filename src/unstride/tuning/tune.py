@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,26 +13,30 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from unstride.data import Dataset
+from unstride.data import Dataset, check_limit
+from unstride.data.batches import legend
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError, OptionError
-from unstride.jobs.distributed import world
+from unstride.errors import DataError, OptionError, UnstrideWarning
+from unstride.jobs.distributed import launched, world
 from unstride.models import Loaded
 from unstride.models import load as load_model
+from unstride.procedure.aggregate import two_class
 from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
+from unstride.procedure.meaning import TASKS
 from unstride.procedure.temperature import fit_temperature, nll
-from unstride.proof.loop import asked_task, check_task, named_data
+from unstride.proof.loop import asked_task, check_task, dataset_of, told_apart
+from unstride.proof.measures import measure_of
+from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import certify
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, laid, stages_of
 from unstride.tuning.gather import Gathered, answers, gather
-from unstride.tuning.judges import JUDGES
+from unstride.tuning.judges import JUDGES, check_neighbours
 from unstride.tuning.parts import Part, parts
 from unstride.tuning.pixels import Scene, scenes
 from unstride.tuning.pool import Pool
-from unstride.tuning.scenes import LEAST as LEAST_MAPS
 from unstride.tuning.scenes import tune_scenes
 from unstride.tuning.simulate import simulate
 from unstride.tuning.tasks import Judged
@@ -42,7 +48,7 @@ from unstride.views.policies import IDENTITY
 CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 FOLDS = 5
 Given = TypeVar("Given", Part, Scene)
-LEAST = 30  # labelled pictures: with fewer nothing can be said
+LEAST, LEAST_MAPS = 30, 10  # labelled pictures: with fewer nothing can be said; a map has many pixels
 
 
 def tune(
@@ -83,8 +89,12 @@ def tune(
     """
     if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
-    module, data, task = _loaded(model, data, weights, limit, task)
+    check_limit(limit)
+    loaded, data, task = _loaded(model, data, weights, limit, task)
+    module = loaded.model if isinstance(loaded, Loaded) else loaded
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
+    if progress and launched().leads:
+        print(data.legend if isinstance(data, Dataset) else legend(task), file=sys.stderr)
     if task == "segmentation":
         if recipe is not None or options:
             raise OptionError(
@@ -92,7 +102,8 @@ def tune(
             )
         better, seen = _ready(module, data, task, scenes(data, _like(module), window))
         by = objective or "likelihood"
-        return tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress)
+        tuned = tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress)
+        return _doubted(tuned, loaded, 1 / told_apart(better))
     _check_objective(objective, task)
     better, given = _ready(module, data, task, parts(data, _like(module), task))
     units = candidates(given[0].source, pool, better.task)
@@ -106,13 +117,23 @@ def tune(
         beside = {} if found.paper is None else {"paper, 10 states": found.paper}
         if mine is not None:
             beside["yours"] = answers(mine, given, folder, us, progress)
-    least = LEAST_MAPS if task == "dense" else LEAST
-    if len(found.pool) < least:
-        raise DataError(f"{len(found.pool)} labelled pictures are too few to choose by; give at least {least}")
     if task in JUDGES:
-        return Judged(found, better, seed, beside, given[0].source).tuned(ceilings, guard)
+        judged = Judged(found, better, seed, beside, given[0].source)
+        return _doubted(judged.tuned(ceilings, guard), loaded, judged.judge.chance)
     by = objective or OBJECTIVES[0]
-    return Tuning(found, found.units, better, by, seed, beside, given[0].source).tuned(ceilings, cost, guard)
+    tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
+    return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / told_apart(better))
+
+
+def _doubted(tuned: Tuned, model: Loaded | nn.Module, chance: float | None) -> Tuned:
+    """The same, after a warning where the plain network is no better than guessing, as `evaluate` has it."""
+    task, plain = tuned.better.task, tuned.lines[0]
+    by = measure_of(task, {} if tuned.metric.startswith("recall") else None)
+    found = {by.key: plain.value, "chance": chance}
+    weights = model.weights if isinstance(model, Loaded) else "its own"
+    for doubt in doubts_of(task, found, plain.certificate.pictures, weights) if launched().leads else ():
+        warnings.warn(doubt, UnstrideWarning, stacklevel=3)
+    return tuned
 
 
 def _loaded(
@@ -121,14 +142,13 @@ def _loaded(
     weights: str,
     limit: int | None,
     task: str | None,
-) -> tuple[nn.Module, Dataset | Iterable[Any], str]:
-    """The module, its data, and what is chosen for: as the user says, or the data, or the model."""
+) -> tuple[Loaded | nn.Module, Dataset | Iterable[Any], str]:
+    """The model, its data, and what is chosen for: as the user says, or the data, or the model."""
     loaded = load_model(model, weights) if isinstance(model, str) else model
     told = asked_task(loaded, task)
-    if isinstance(data, str):
-        data = named_data(loaded, data, told, limit)
-    if isinstance(data, Dataset):
-        data = data.serving(told)
+    known = dataset_of(loaded, data, limit, None, told)
+    if known is not None:
+        data = known.serving(told)
         check_task(loaded, task, data)
         told = data.task
     told = told or "classification"
@@ -137,7 +157,7 @@ def _loaded(
             f"tune chooses by labels, and there are none for {told}: it knows "
             f"{', '.join(('classification', 'segmentation', *JUDGES))}"
         )
-    return loaded.model if isinstance(loaded, Loaded) else loaded, data, told
+    return loaded, data, told
 
 
 def _check_objective(objective: str | None, task: str) -> None:
@@ -152,20 +172,34 @@ def _like(model: nn.Module) -> Tensor:
 
 
 def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tuple[Enhanced, list[Given]]:
-    """The model in its plain state, and the labelled pictures, of which there must be some."""
-    found = list(given)
-    if not found:
+    """The model in its plain state, and the labelled pictures, checked as they come: enough, with labels that fit."""
+    better: Enhanced | None = None
+    found: list[Given] = []
+    for one in given:
+        if better is None:
+            better = _plain(model, one.source, data, task)
+        one.check(better)
+        found.append(one)
+    if better is None:
         raise DataError("the data has no picture")
-    return _plain(model, found[0].source, data, task), found
+    count, least = sum(len(one.source) for one in found), LEAST_MAPS if TASKS[task].maps else LEAST
+    if count < least:
+        raise DataError(f"{count} labelled pictures are too few to choose by; give at least {least}")
+    if task == "embedding":
+        check_neighbours(torch.cat([one.labels for one in found if isinstance(one, Part)]))
+    return better, found
 
 
 def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
+    example = source.rows([0]).see(IDENTITY)
     if isinstance(model, Enhanced):
         if model.task != task:
             raise OptionError(f"the model was enhanced for {model.task}, but is to be tuned for {task}")
-        return model.with_options(recipe="plain")
+        better = model.with_options(recipe="plain")
+        better.fitted(example)
+        return better
     preprocess = data.preprocess if isinstance(data, Dataset) else None
-    return enhance(model, source.rows([0]).see(IDENTITY), recipe="plain", task=task, preprocess=preprocess)
+    return enhance(model, example, recipe="plain", task=task, preprocess=preprocess)
 
 
 class Tuning:
@@ -186,7 +220,7 @@ class Tuning:
         assert self.pool.labels is not None
         self.labels: Tensor = self.pool.labels
         self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
-        self.right = self.pool.plain.argmax(1) == self.labels
+        self.right = two_class(self.pool.plain).argmax(1) == self.labels
 
     def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
@@ -238,7 +272,7 @@ class Tuning:
         return logits, costs, warm
 
     def _line(self, name: str, logits: Tensor, costs: Tensor, what: str = "", nlls: Tensor | None = None) -> Line:
-        right = logits.argmax(1) == self.labels
+        right = two_class(logits).argmax(1) == self.labels
         proof = certify(int((right & ~self.right).sum()), int((~right & self.right).sum()), len(right))
         if nlls is None:
             nlls = self._warmed(logits)

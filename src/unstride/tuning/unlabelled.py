@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import torch
 
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError
+from unstride.errors import DataError, LeftOut
 from unstride.models import Loaded
 from unstride.procedure.calibrate import Calibration
+from unstride.proof.loop import asked_task
 from unstride.recipe import Recipe, write
 from unstride.views.canvas import Pictures
 from unstride.views.images import find_images, open_image
@@ -42,7 +44,9 @@ class Settled:
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
 
 
-def settle(loaded: Loaded, folders: Sequence[str | Path], cost: float, recipe: str = "default") -> Settled:
+def settle(
+    loaded: Loaded, folders: Sequence[str | Path], cost: float, recipe: str = "default", task: str | None = None
+) -> Settled:
     """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`."""
     paths = find_images(list(folders))
     step = max(1, len(paths) // MOST)
@@ -51,12 +55,13 @@ def settle(loaded: Loaded, folders: Sequence[str | Path], cost: float, recipe: s
         try:
             images.append(open_image(path))
         except DataError as error:
-            print(f"left out: {error}")
+            warnings.warn(f"left out: {error}", LeftOut, stacklevel=2)
     if not images:
         raise DataError("no picture could be read")
+    told = asked_task(loaded, task) or "auto"
     pictures = Pictures(images, loaded.preprocess)
     example = pictures.rows([0]).see(IDENTITY)
-    better = enhance(loaded.model, example, recipe=recipe, preprocess=loaded.preprocess)
+    better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
     found = better.calibrate(pictures, cost)
     chosen = better.recipe.changed(name=f"set for {cost:g} without labels")
     better = better.with_options(recipe=chosen)
