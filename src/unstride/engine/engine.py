@@ -176,8 +176,10 @@ class Run:
         engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
         self.wild = is_wild(self.images)
-        # A chunk takes no more than the plain network needs for these images: memory does not grow with the states.
-        self.chunk_bytes = min(engine.chunk_bytes, n * engine.plain_bytes)
+        # A chunk takes no more than the plain network needs for these images: memory does not grow with the states. Of
+        # volumes it may take two: torch has only a slow way for one.
+        least = 2 if len(engine.graph.size) == 3 else 1
+        self.chunk_bytes = min(engine.chunk_bytes, max(n, least) * engine.plain_bytes)
         self.room = max(engine.max_bytes, 2 * n * engine.plain_bytes)
         self.store = Store(depth, engine.batches, apart=engine.bounded)
         self.ahead: dict[Key, int] = {}
