@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from unstride.procedure.gates import CONTEXT, Gate
 from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe
 from unstride.tuning.candidates import candidates, usual
-from unstride.tuning.certificate import Measured
+from unstride.tuning.certificate import Measured, crossed
 from unstride.tuning.choose import fold_of
 from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
 from unstride.tuning.gather import usable
@@ -65,7 +66,8 @@ class Mapped:
             places = choose_pixels(pool, ceiling, self.objective, self.seed)
             name = f"tuned for {ceiling:g}"
             frontier[ceiling] = Recipe(name, "segmentation", stages_of(places, pool), "probabilities")
-            lines.append(self.line(name, *self.crossed(ceiling), places.told(pool)))
+            line = self.line(name, *self.crossed(ceiling), places.told(pool))
+            lines.append(replace(line, certificate=crossed(line.certificate, FOLDS)))
         recipe, proof, words = settled(lines, frontier, guard)
         places = Places() if recipe.plain else places
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
