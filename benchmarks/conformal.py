@@ -27,9 +27,9 @@ Key = tuple[float, str, str]  # alpha, score, recipe
 
 HEAD = """# Prediction sets
 
-Sets of every recipe hold the right class as often as was promised. With better looks the same promise needs smaller
-sets, most where it is strict: the column on the right has how many classes fewer. A flip does so as well as a tuned
-recipe of its cost.
+Sets of every recipe hold the right class as often as was promised, within what so few pictures tell. With better looks
+the same promise needs smaller sets: the column on the right has how many classes fewer. At 99 % on ImageNet, splits
+differ by more than recipes do.
 
 How many classes a set has that must hold the right one in 90, 95 or 99 % of pictures (`tuned.conformal(alpha=0.1)`, see
 [tuning](tuning.md)). Made by `python -m benchmarks.conformal --assets DIR` from the pools of

@@ -145,7 +145,7 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
 
 def answer(lines: Sequence[str]) -> str:
     """How many layers' states are measurably less likely than the plain network, before and after."""
-    rows = [line.split(" | ") for line in lines if line[2:3].isdigit()]
+    rows = [line.split(" | ") for line in lines if line.startswith("| ") and line[2].isdigit()]
     before, after, continued = (sum(row[k].startswith("**+") for row in rows) for k in (2, 5, 7))
     told = (
         f"Alone, the states of {before} of {len(rows)} layers are measurably less likely than the plain network with "
