@@ -136,7 +136,7 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
     lines += [f"| mean of {NEAR} near | | {mean(paper)} | | {mean(near)} | | |"]
     if crops:
         moved = torch.cat(crops, 1).float().softmax(-1).mean(0).log()
-        lines.append(f"| mean of crops moved as far | | | | {against([moved])} | | |")
+        lines.append(f"| mean of crops moved as far | | | | | {against([moved])} | | |")
         ours = torch.stack([said[s] for s in near]).softmax(-1).mean(0).log()
         gap = f"{told(nll(ours) - nll(moved))} | {told(right(ours) - right(moved), 100, 2)}"
         lines.append(f"| near states less those crops | | | | | {gap} | | |")
@@ -153,9 +153,7 @@ def answer(lines: Sequence[str]) -> str:
     told += (
         f"the paper's selections, of {after} with ours, of {continued} where the map is continued beyond its border. "
     )
-    return (
-        told + "Averaged with it, near states are likelier than the plain network alone: see the last rows of a table."
-    )
+    return told + "What near states say together with it is in a table's last rows."
 
 
 PAGE = """# Single states, before and after
