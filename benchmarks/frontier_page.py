@@ -180,7 +180,8 @@ def tune_page(every: Sequence[Row], against: Sequence[Row]) -> str:
         f"comparisons and measurably less likely in {len(unlikely)}. Everything was tuned on one half of the pictures "
         "and measured on the other, both ways.",
         "",
-        "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`.",
+        "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`. How a "
+        "recipe is chosen ([tuning](tuning.md)) was settled after looking at such rows: read them with that in mind.",
         "",
         "## Goals",
         "",
