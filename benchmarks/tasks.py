@@ -33,20 +33,8 @@ from unstride.views.policies import parse_view
 
 ROOT = Path(__file__).parent.parent
 ROWS, PAGE = ROOT / "docs" / "results-tasks.csv", ROOT / "docs" / "results-tasks.md"
-FIELDS = (
-    "part",
-    "net",
-    "queries",
-    "setting",
-    "cost",
-    "measure",
-    "value",
-    "gain",
-    "low",
-    "high",
-    "corrected",
-    "corrupted",
-)
+FIELDS = ("part", "net", "queries", "setting", "cost", "measure")
+FIELDS += ("value", "gain", "low", "high", "corrected", "corrupted")
 PLAIN, MIRROR = parse_view("plain"), parse_view("mirror")
 STATES = 4
 SETTINGS: dict[str, Callable[[bool, int], bool]] = {  # (is it mirrored, number of the state) -> is it taken

@@ -40,6 +40,17 @@ class SmallSegmenter(nn.Module):
         return {"out": y, "half": y * 0.5}
 
 
+class SmallDepth(nn.Module):
+    """(B, H, W), one positive number at each pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SmallSegmenter(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.softplus(self.net(x)["out"][:, 0])
+
+
 class SmallUnet(nn.Module):
     """Two strided steps down, two up with skips: skips must meet the moved grid."""
 

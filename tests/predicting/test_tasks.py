@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from procedure_nets import SmallNet, SmallSegmenter, seeded
+from procedure_nets import SmallDepth, SmallNet, seeded
 from torch import Tensor, nn
 
 import unstride
@@ -17,15 +17,6 @@ from unstride.models import Loaded
 from unstride.views.images import Preprocess
 
 WHOLE = Preprocess(None, None)
-
-
-class Depth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallSegmenter(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)["out"][:, 0]
 
 
 @pytest.fixture
@@ -67,7 +58,7 @@ def test_vectors_are_in_the_row(photos: Path, tmp_path: Path, task: str) -> None
 
 
 def test_maps_are_files(photos: Path, tmp_path: Path) -> None:
-    model = seeded(Depth())
+    model = seeded(SmallDepth())
     rows = predicted(model, photos, tmp_path / "t.jsonl", "depth")
     better = unstride.enhance(model, seen(photos, 0), task="depth", recipe="flip")
     wanted = better(seen(photos, 2))[0]

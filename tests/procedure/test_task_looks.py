@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from procedure_nets import SmallNet, SmallSegmenter, seeded
+from procedure_nets import SmallDepth, SmallNet, seeded
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -13,17 +13,6 @@ from unstride.views.policies import parse_view
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NEAR = (unstride.Stage(states="near:4"),)
-
-
-class Depth(nn.Module):
-    """(B, H, W), one positive number at each pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallSegmenter(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.softplus(self.net(x)["out"][:, 0])
 
 
 class Ramp(nn.Module):
@@ -60,7 +49,7 @@ class Pyramid(nn.Module):
 
 @pytest.mark.parametrize("merge", ["values", "median"])
 def test_depth_by_hand(merge: str) -> None:
-    model = seeded(Depth())
+    model = seeded(SmallDepth())
     views = tuple(parse_view(v) for v in ("plain", "mirror", "FlipUD"))
     better = unstride.enhance(model, IMAGES[:1], task="depth", recipe="flip", merge=merge)
     better = better.with_options(stages=(unstride.Stage(views),))
@@ -87,7 +76,7 @@ def test_near_states_of_a_map_lie_where_the_plain_one_does() -> None:
 
 
 def test_odd_sizes_are_padded_and_cut() -> None:
-    class Even(Depth):
+    class Even(SmallDepth):
         def forward(self, x: Tensor) -> Tensor:
             if x.shape[-1] % 8:
                 raise ValueError("multiples of 8")

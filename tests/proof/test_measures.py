@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from procedure_nets import SmallNet, SmallSegmenter, seeded
-from torch import Tensor, nn
+from procedure_nets import SmallDepth, SmallNet, seeded
+from torch import nn
 
 import unstride
 from unstride import data
@@ -126,15 +126,6 @@ def pictures(folder: Path, count: int) -> list[str]:
     return [f"p{k}.png" for k in range(count)]
 
 
-class Depth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallSegmenter(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)["out"][:, 0].exp()
-
-
 def evaluated(model: nn.Module, found: object, report: Path | None = None, **options: object) -> list[unstride.Row]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +143,7 @@ def test_an_evaluation_of_depth(tmp_path: Path) -> None:
             tmp_path / "depth" / name.replace("png", "npy"), np.random.default_rng(0).random((32, 32), np.float32) + 1
         )
     found = data.load(f"depth:{tmp_path}", WHOLE)
-    rows = evaluated(seeded(Depth()), found, tmp_path / "page.html")
+    rows = evaluated(seeded(SmallDepth()), found, tmp_path / "page.html")
     assert set(rows[0].metrics) == {"rmse", "absrel", "delta1"} and rows[0].measure.lower
     assert rows[1].gain["gain"] == pytest.approx(rows[0].metrics["rmse"] - rows[1].metrics["rmse"])
     assert "RMSE" in (tmp_path / "page.html").read_text() and "RMSE" in verdict(rows[1])
@@ -210,7 +201,7 @@ def test_batches_of_labels_numbers_and_maps() -> None:
         wanted = float((seeded(SmallNet())(x) - y).square().mean().sqrt())
     assert rows[0].metrics["rmse"] == pytest.approx(wanted, rel=1e-5)
     assert evaluated(seeded(SmallNet()), [(x, (y > 0.5).long())], task="multilabel")[0].task == "multilabel"
-    assert evaluated(seeded(Depth()), [(x, 1 + x[:, 0].abs())], task="depth")[0].task == "dense"
+    assert evaluated(seeded(SmallDepth()), [(x, 1 + x[:, 0].abs())], task="depth")[0].task == "dense"
     for labels, task, words in ((y, "multilabel", "0 or 1"), (y, "dense", "a map"), (y / 0, "regression", "finite")):
         with pytest.raises(InputError, match=words):
             unstride.evaluate(seeded(SmallNet()), [(x, labels)], task=task)

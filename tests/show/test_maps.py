@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from procedure_nets import SmallNet, SmallSegmenter, seeded
-from torch import Tensor, nn
+from procedure_nets import SmallDepth, SmallNet, seeded
 
 import unstride
 from unstride import show
@@ -18,21 +17,12 @@ IMAGES = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 PHOTO = Image.new("RGB", (32, 32), (90, 120, 60))
 
 
-class Depth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallSegmenter(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)["out"][:, 0]
-
-
 def titles(figure: object) -> list[str]:
     return [ax.get_title() for ax in figure.axes if ax.get_title()]  # type: ignore[attr-defined]
 
 
 def test_a_depth_map_with_its_spread(tmp_path: Path) -> None:
-    p = unstride.enhance(seeded(Depth()), IMAGES, task="depth").explain(IMAGES)[0]
+    p = unstride.enhance(seeded(SmallDepth()), IMAGES, task="depth").explain(IMAGES)[0]
     figure = show.plot_map(PHOTO, p, "a room")
     assert titles(figure) == ["picture", "plain", "enhanced", "spread of 2 looks"]
     plain, final, spread = (figure.axes[k].images[0] for k in (1, 2, 3))

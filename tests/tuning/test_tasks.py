@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from procedure_nets import SmallNet, SmallSegmenter, seeded
+from procedure_nets import SmallDepth, SmallNet, seeded
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -34,15 +34,6 @@ from unstride.views.policies import IDENTITY, parse_view
 UNITS = [Unit(parse_view("mirror")), Unit(parse_view("1.25x")), Unit(IDENTITY, "near:3")]
 
 
-class Depth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = SmallSegmenter(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)["out"][:, 0].exp()
-
-
 def labelled(task: str, count: int = 6, size: int = 32) -> tuple[nn.Module, Tensor, Tensor]:
     """A tiny network, pictures, and labels that fit the task."""
     g = torch.Generator().manual_seed(3)
@@ -53,7 +44,7 @@ def labelled(task: str, count: int = 6, size: int = 32) -> tuple[nn.Module, Tens
         "dense": torch.rand(count, size, size, generator=g) + 0.5,
         "embedding": torch.arange(count) % 3,
     }
-    return seeded(Depth() if task == "dense" else SmallNet()), x, labels[task]
+    return seeded(SmallDepth() if task == "dense" else SmallNet()), x, labels[task]
 
 
 TASKS = ("multilabel", "regression", "dense", "embedding")

@@ -47,6 +47,7 @@ class Engine:
         on_cpu = graph.device.type == "cpu"
         self.chunk_bytes, self.tensor_bytes = (min(max_bytes, CHUNK), TENSOR) if on_cpu else (max_bytes, UNBOUNDED)
         self.cutter = Cutter(graph, found, run_segment)
+        self.tamed = any(n.meta.get("tame") for n in graph.fx.nodes)  # by `mark_tame`
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
@@ -175,7 +176,7 @@ class Run:
     def __post_init__(self) -> None:
         engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
-        self.wild = is_wild(self.images)
+        self.wild = engine.tamed and is_wild(self.images)
         # A chunk takes no more than the plain network needs for these images: memory does not grow with the states. Of
         # volumes it may take two: torch has only a slow way for one.
         least = 2 if len(engine.graph.size) == 3 else 1

@@ -128,8 +128,9 @@ class Plans(dict[Key, Plan]):
         found = find_layers(graph)
         if rewrite and found.mostly_convolutions:
             graph = channels_last(graph)
-            mark_tame(graph)
-            run_segment = Fuser(found.layers) if available(graph.device, graph.dtype) else as_it_is
+            if available(graph.device, graph.dtype):
+                mark_tame(graph)
+                run_segment = Fuser(found.layers)
         if rewrite == "compile":
             run_segment = compile_segment
         return make_plan(graph, found, task, space, max_bytes, run_segment)

@@ -17,7 +17,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
 from unstride.proof.metrics import Integers
-from unstride.tuning.choose import difference, fold_of
+from unstride.tuning.choose import PLAIN, Way, fold_of, laid, surest
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -110,25 +110,19 @@ def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", s
     tiles = torch.cat([s.sure.flatten() for s in pool.said])
     held = [(folds == k).nonzero()[:, 0] for k in range(FOLDS)]
     parts = [pool.rows(rows.tolist()) for rows in held]
-    tried: dict[tuple[float, int], Tensor] = {(1.0, 0): _crossed(pool, parts, held, [()] * FOLDS, None, objective)}
+    tried = {PLAIN: _crossed(pool, parts, held, [()] * FOLDS, None, objective)}
     for share in SHARES:
         below = None if share >= 1 else threshold(tiles, share)
         if below is not None and not saves(pool, below):
             continue
         paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
         for j in range(1, min(map(len, paths)) + 1):
-            tried[share, j] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
-    share, steps = best(tried)
-    if not steps:
+            tried[Way(j, share)] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
+    way = surest(tried)
+    if way == PLAIN:
         return Places()
-    below = None if share >= 1 else threshold(tiles, share)
-    return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[:steps]), share, below)
-
-
-def best(tried: dict[tuple[float, int], Tensor], plain: tuple[float, int] = (1.0, 0)) -> tuple[float, int]:
-    """The smallest loss of those that are better than plain by one standard error, or two with several looks."""
-    sure = [k for k in tried if k != plain and difference(tried[plain], tried[k]) > (1.0 if k[1] == 1 else 2.0)]
-    return min(sure, key=lambda key: (float(tried[key].mean()), key[1]), default=plain)
+    below = None if way.share >= 1 else threshold(tiles, way.share)
+    return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)
 
 
 def _crossed(
@@ -154,10 +148,4 @@ def joined(parts: Sequence[Pixels]) -> Pixels:
 def stages_of(places: Places, pool: Pixels) -> tuple[Stage, ...]:
     """A choice as stages."""
     gate = None if places.below is None else replace(pool.gate, below=places.below, share=places.share)
-    units = [pool.units[u] for u in places.units]
-    alone = tuple(u.view for u in units if u.states == "plain")
-    stages = [Stage(alone, gate=gate)] if alone else []
-    for unit in units:
-        if unit.states != "plain":
-            stages.append(Stage((unit.view,), unit.states, None if stages else gate))
-    return (Stage(), *stages)
+    return laid([pool.units[u] for u in places.units], gate)
