@@ -101,8 +101,7 @@ class Enhanced(nn.Module):
 
     def options(self, plan: Plan) -> Options:
         """The recipe's search, made definite for this network."""
-        asked = self.recipe
-        count = len(plan.found.layers)
+        asked, count = self.recipe, len(plan.found.layers)
         layers = asked.layers if asked.layers is not None else default_layers(plan.found.space, self.task)
         if not layers or min(layers) < 1 or max(layers) > count:
             raise OptionError(f"layers: got {tuple(layers)}, but this network has the layers 1 to {count}")
@@ -145,7 +144,7 @@ class Enhanced(nn.Module):
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
             )
         source = self._source(the_image(self.model, images, inputs) if inputs or images is None else images)
-        with self._cast(source):
+        with casting(source, self.recipe.precision):
             if self.recipe.plain:
                 return self.plans.plain(source.see(IDENTITY))
             if self.recipe.searches:
@@ -160,7 +159,7 @@ class Enhanced(nn.Module):
         if self.task != "features":
             raise OptionError(f"task is {self.task!r}: give unstride.enhance(model, example, task='features')")
         source = self._source(images)
-        with self._cast(source):
+        with casting(source, self.recipe.precision):
             if finer == 1:
                 return self._main(*self._looked(source))
             seen, plan, _ = self.fitted(source.see(IDENTITY))
@@ -169,7 +168,7 @@ class Enhanced(nn.Module):
     def explain(self, images: Any) -> list[Prediction]:
         """One Prediction per image: final and plain logits, the looks that were taken, why it ended, what it cost."""
         source = self._source(images)
-        with self._cast(source):
+        with casting(source, self.recipe.precision):
             if self.recipe.stages or self.task == "features":
                 looked, plan, crop = self._looked(source, explain=True)
                 found = assemble.looked_predictions(looked, self._main(looked, plan, crop))
@@ -183,7 +182,6 @@ class Enhanced(nn.Module):
 
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
-        check_images(images)
         asked = each_budget(budgets)
         _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
         return {b: (at[b], macs[b]) for b in asked}
@@ -191,7 +189,7 @@ class Enhanced(nn.Module):
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
         """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
-        with self._cast(source):
+        with casting(source, self.recipe.precision):
             if not self.recipe.stages:
                 return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
@@ -233,6 +231,13 @@ class Enhanced(nn.Module):
         stages = (Stage(states=f"near:{states}"), *(Stage((v,)) for v in views))
         asked = self.with_options(recipe=Recipe(task=self.task, stages=stages))
         return warn_seen([asked._looked(s, explain=True)[0].seen for s in map(self._source, batches(pictures))])
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """For a stream of single pictures: whether the model was changed is asked around the block, not at every call.
+
+        Example: `with better.unchanged(): answers = [better(x) for x in stream]`. If it was, the block raises.
+        """
+        return self.plans.unchanged()
 
     def with_options(self, **changes: Any) -> Enhanced:
         """The same model (captures and attention shared) with other options: `better.with_options(budget=30)`.
@@ -285,9 +290,6 @@ class Enhanced(nn.Module):
             check_images(pixels, axes=wanted_axes(self.model))
         return as_source(images, self.preprocess)
 
-    def _cast(self, source: Source) -> AbstractContextManager[Any]:
-        return casting(source, self.recipe.precision)
-
     def _looked(self, source: Source, explain: bool = False, gated: bool = True) -> tuple[Looked, Plan, Crop]:
         def at_once(plan: Plan, states: int) -> int:
             return plan.engine.images_at_once(range(1, plan.engine.depth + 1), states, self.max_bytes)
@@ -310,8 +312,7 @@ class Enhanced(nn.Module):
         """The search, all at once: the model's output, logits at each budget, predictions, costs at each budget."""
         images, plan, crop = self.fitted(images)
         options = self.options(plan)
-        together = self.images_at_once(plan, options, len(images))
-        parts = images.tensor_split(-(-len(images) // together))
+        parts = images.tensor_split(-(-len(images) // self.images_at_once(plan, options, len(images))))
         leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self.recipe.warmed)
         output = assemble.returned(plan, leaves, crop, len(images))
         if crop is not None:
@@ -320,8 +321,7 @@ class Enhanced(nn.Module):
 
     def plain(self, images: Tensor) -> Tensor:
         """The main logits of the user's own model, untouched."""
-        leaves = pytree.tree_leaves(self.plans.plain(images))
-        plan = self.fitted(images)[1]
+        leaves, plan = pytree.tree_leaves(self.plans.plain(images)), self.fitted(images)[1]
         logits: Tensor = leaves[plan.graph.index(plan.targets[0].leaf)]
         return logits
 

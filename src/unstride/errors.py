@@ -21,6 +21,10 @@ class ModelRaised(CaptureError):
     """The model itself raised on the example: a wrong size, number of channels, dtype or device."""
 
 
+class ModelChanged(UnstrideError):
+    """The model was changed where its user had said that it stays as it is."""
+
+
 class NothingToSubsample(UnstrideError):
     """The model has no strided layer that could be moved, so there is nothing to gain."""
 

@@ -1,6 +1,8 @@
 """A model that is changed after `enhance` answers as it is now: never as it was."""
 
+import contextlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -222,3 +224,30 @@ def test_whether_it_was_changed_is_asked_once_a_call(recipe: str, monkeypatch: p
     assert len(asked) == 1
     model[0].weight.data[0, 0, 0, 0] += 1.0  # one number, without a trace
     assert not torch.equal(better(x), before)
+
+
+def test_a_promise_that_the_model_stays_is_checked_at_its_end() -> None:
+    model, x = seeded(Plastic()), torch.randn(2, 3, 16, 16)
+    better = unstride.enhance(model, x[:1], recipe="flip")
+    with better.unchanged():
+        before = better(x)
+    promise = better.unchanged()
+    promise.__enter__()
+    _data(model)
+    assert torch.equal(better(x), before)  # what was promised; the end of the block tells that it was not kept
+    with pytest.raises(unstride.errors.ModelChanged, match=r"b\.weight.*unchanged"):
+        promise.__exit__(None, None, None)
+    assert torch.equal(better(x), unstride.enhance(model, x[:1], recipe="flip")(x))
+
+
+def test_a_promise_holds_for_who_gave_it_and_for_no_longer() -> None:
+    """Another thread, which promised nothing, gets the model as it is now."""
+    model, x = seeded(Plastic()), torch.randn(2, 3, 16, 16)
+    better = unstride.enhance(model, x[:1], recipe="flip")
+    with contextlib.suppress(unstride.errors.ModelChanged), better.unchanged():
+        old = better(x)
+        _data(model)
+        with ThreadPoolExecutor(1) as pool:
+            now = pool.submit(better, x).result()
+    assert not torch.equal(now, old)
+    assert torch.equal(now, better(x))

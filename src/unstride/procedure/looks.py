@@ -84,14 +84,17 @@ class Merged:
             self.weight = logits.new_zeros((count, *[1] * (logits.ndim - 1)))
         if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
             self.weight = self.weight.expand(count, *weight.shape[1:]).clone()
-        self.total[rows] += weight * logits
-        self.weight[rows] += weight
+        at = slice(None) if len(rows) == count else rows  # a list is slow to index with
+        self.total[at] += weight * logits
+        self.weight[at] += weight
 
     def logits(self, rows: Sequence[int] | slice = slice(None)) -> Tensor:
         if self.merge == "median":
             chosen = sorted(self.kept)[rows] if isinstance(rows, slice) else rows
             return torch.stack([_median(self.kept[i]) for i in chosen])
         assert self.total is not None and self.weight is not None
+        if not isinstance(rows, slice) and len(rows) == len(self.total):
+            rows = slice(None)
         return self.task.decode(self.total[rows] / self.weight[rows], self.merge)
 
 

@@ -4,8 +4,10 @@ Law: a changed model answers as it is now. What a plan was made from (weights fo
 traced) is compared with the model at every use, see `unstride.graph.snapshot`.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,7 +20,7 @@ from unstride.engine.bounds import mark_tame
 from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser, available
 from unstride.engine.segments import as_it_is
-from unstride.errors import InputError, ModelRaised, OptionError
+from unstride.errors import InputError, ModelChanged, ModelRaised, OptionError
 from unstride.geometry.find import find_layers
 from unstride.geometry.grids import by
 from unstride.graph.capture import calling, capture, check_images, wanted_axes
@@ -35,6 +37,7 @@ Crop = tuple[float, ...] | None
 Setup = tuple[str, str | None, int | None, bool | str]  # task, space, max_bytes, optimise: what a plan depends on
 T = TypeVar("T")
 OPTIMISE = (True, False, "compile")
+_settled: ContextVar[tuple["Plans", ...]] = ContextVar("settled", default=())  # whose models were said to stay
 
 
 class Plans(dict[Key, Plan]):
@@ -70,6 +73,22 @@ class Plans(dict[Key, Plan]):
         self._refresh()
         return partial(self.fitted, fresh=False)
 
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Inside, the model is taken to stay as it is; whether it did is found out at the end, and an error if not."""
+        self._refresh()
+        seen, token = self._seen, _settled.set((*_settled.get(), self))
+        try:
+            yield
+        finally:
+            _settled.reset(token)
+        changed = None if seen is None else seen.changed(self._own)
+        if changed is not None:
+            raise ModelChanged(
+                f"{changed} was changed inside `with better.unchanged()`: answers since then may be those of the model "
+                "as it was. Change it outside, or leave the block away: then every call looks for changes"
+            )
+
     def plain(self, images: Tensor) -> Any:
         """What the model itself returns, in evaluation mode, whatever mode its modules are in."""
         model = evaluating(self.model)
@@ -99,6 +118,8 @@ class Plans(dict[Key, Plan]):
                 ) from error
 
     def _refresh(self) -> None:
+        if any(plans is self for plans in _settled.get()):
+            return
         seen = self._seen
         if seen is None or seen.changed(self._own) is not None:
             with self.lock:
