@@ -144,7 +144,7 @@ def normalise(x: Tensor, stats: tuple[tuple[float, ...], tuple[float, ...]]) -> 
 
 
 def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224) -> Bench:
-    """`side`: of the centre that is kept of 256 px; views that crop need the margin."""
+    """`side`: of the centre that is kept of 256 px; views that crop need the margin. All 2,000 test images, or some."""
     import timm
 
     stats = HALF
@@ -162,7 +162,9 @@ def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224)
         from unstride import models
 
         model, title = models.load(name).model, f"ImageNet {name}"
-    test = zipped(assets / "imagenet" / "val_1k_256.zip", stats, limit, side)
+    each = None if limit is None else -(-limit // 2)
+    both = [zipped(assets / "imagenet" / z, stats, each, side) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
+    test = torch.cat([x for x, _ in both])[:limit], torch.cat([y for _, y in both])[:limit]
     fit = zipped(assets / "imagenet" / "train_500_256.zip", stats, limit, side)
     return Bench(title, model.eval(), test, fit)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import unstride
-from benchmarks.nets import CAFFE, HALF, Bench, cifar, give, imagenet, zipped
+from benchmarks.nets import Bench, cifar, give, imagenet
 from unstride.engine.movers import Mover
 from unstride.geometry.states import State, StateSpace
 from unstride.procedure.tasks import Plan
@@ -32,12 +32,7 @@ def bench(assets: Path, name: str, pictures: int) -> Bench:
         found = cifar(assets, int(name.removeprefix("cifar")))
         x, y = found.test
         return replace(found, test=(x[: 5 * pictures], y[: 5 * pictures]))  # they are small
-    half = (pictures + 1) // 2
-    found = imagenet(assets, name, 4, side=256)
-    stats = CAFFE if name == "resnet50" else HALF
-    parts = [zipped(assets / "imagenet" / f"{z}.zip", stats, half, side=256) for z in ("val_1k_256", "val_1k_b_256")]
-    x, y = (torch.cat(p)[:pictures] for p in zip(*parts, strict=True))
-    return replace(found, test=(x, y))
+    return imagenet(assets, name, pictures, side=256)
 
 
 def crop(x: Tensor, dy: int = 0, dx: int = 0) -> Tensor:
