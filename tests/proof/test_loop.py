@@ -15,6 +15,7 @@ import unstride
 from unstride import data, models
 from unstride.errors import DataError, OptionError
 from unstride.proof import evaluate, measures, metrics, read_rows, work
+from unstride.proof.words import setting
 from unstride.tta import TTA, Policy
 from unstride.views import policies
 from unstride.views.images import Preprocess
@@ -270,6 +271,17 @@ def test_an_enhanced_model_keeps_its_options_and_the_users_model_its_mode(datase
     row = evaluate(better, dataset, (1, 3))[-1]
     assert (row.options["aggregate"], row.options["criterion"]) == ("mean", "random")
     assert model.training
+
+
+def test_where_nothing_is_asked_for_the_default_recipe_is_measured(dataset):
+    """As `enhance` and `predict` run it; a search is measured where its budgets, options or views are asked for."""
+    plain, ours = evaluate(tiny.net(), dataset)
+    assert plain.plain and setting(ours) == "recipe default"
+    assert [setting(row) for row in evaluate(tiny.net(), dataset, recipe="flip")] == ["plain", "recipe flip"]
+    for asked in ({"budgets": (3,)}, {"order": "cost"}, {"tta": "flip"}):
+        assert all(setting(row).startswith(("plain", "budget")) for row in evaluate(tiny.net(), dataset, **asked))
+    with pytest.raises(OptionError, match=r"tta.*'flip' has stages"):
+        evaluate(tiny.net(), dataset, recipe="flip", tta="flip")
 
 
 def test_wrong_arguments(dataset, tmp_path, monkeypatch):

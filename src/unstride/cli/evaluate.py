@@ -68,9 +68,9 @@ def evaluate(
 ) -> None:
     """Measure on labelled images what unstride gains and costs, and say in words whether it helps.
 
-    All budgets (1,4,10,15 where none are given) come from one pass, and the plain network is always measured, too; a
-    recipe with stages of looks has no budgets. Start it again to go on after a crash. Several processes:
-    torchrun --nproc-per-node 2 -m unstride evaluate ... (--out must be a folder that all of them see).
+    The recipe (the default one, or --recipe) beside the plain network; or, with --budget, the paper's search, all
+    budgets from one pass. Start it again to go on after a crash. Several processes: torchrun --nproc-per-node 2
+    -m unstride evaluate ... (--out must be a folder that all of them see).
 
     Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be evaluated (under
     torchrun 0, too: it takes any other code for a crash).
@@ -132,7 +132,7 @@ def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
     from unstride.proof.words import advice, verdict
 
     console = screen()
-    if rows[0].task == "segmentation":
+    if rows[0].task == "segmentation" and "stage" not in rows[0].options:
         print_table(console, _paper_table(rows))
     print_table(console, _table(rows))
     for row in rows:
@@ -152,13 +152,16 @@ def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
     from unstride.proof.measures import PERCENT
+    from unstride.proof.words import setting
 
     first = rows[0]
     shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
     scale = 100 if first.measure.percent else 1
-    several = any(row.views > 1 for row in rows)
+    looks = "stage" in first.options
+    several = not looks and any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
-    heads = [*(["views"] if several else []), "budget", *shown.values(), "gain", "+", "-", "MACs", "time", "verdict"]
+    heads = [*(["views"] if several else []), "recipe" if looks else "budget", *shown.values()]
+    heads += ["gain", "+", "-", "MACs", "time", "verdict"]
     for head in heads:
         table.add_column(head, justify="left" if head == "verdict" else "right", no_wrap=True)
     for row in rows:
@@ -166,7 +169,7 @@ def _table(rows: list["Row"]) -> Any:
         g = row.gain
         table.add_row(
             *([str(row.views)] if several else []),
-            "plain" if row.plain else str(row.budget),
+            "plain" if row.plain else setting(row).removeprefix("recipe ") if looks else str(row.budget),
             *values,
             ""
             if row.plain

@@ -76,7 +76,9 @@ def evaluate(
     progress: bool = False,
     **options: Any,
 ) -> list[Row]:
-    """One Row per budget, the plain network (budget 1) first; with `tta`, the same budgets again inside its views.
+    """The plain network's Row first, then the recipe's (the default one where none is named).
+
+    With `budgets`, one Row for each of the paper's search; with `tta`, the same budgets again inside its views.
 
     model      a name (see unstride.models), what `unstride.models.load` returned, a module, or one from `enhance`
     data       a name (see unstride.data), a Dataset, or batches of (images, labels) as the model takes them, such as
@@ -84,9 +86,9 @@ def evaluate(
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
-    budgets    states per image of the paper's search; by default 1, 4, 10 and 15
-    options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ... A recipe with stages of looks
-               has a row of its own beside the plain one, and no budgets
+    budgets    states per image of the paper's search; 1, 4, 10 and 15 where it is asked for without any
+    options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ...; a recipe with stages of looks
+               has no budgets
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
@@ -105,12 +107,13 @@ def evaluate(
     if dataset.preprocess is None and (isinstance(tta, str) or report is not None):
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     check_task(model, task, dataset)
-    better = _enhanced(model, dataset, options, seed, budgets)
+    better = _enhanced(model, dataset, options, seed, budgets is not None or tta is not None)
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
     about = _about(job)
     run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
+    named["options"] = {**about["options"], "recipe": better.recipe.name}
     if progress and launched().leads:
         print(dataset.legend, file=sys.stderr)
     with ExitStack() as stack:
@@ -233,7 +236,7 @@ def _enhanced(
     dataset: Dataset | FromBatches,
     options: Mapping[str, Any],
     seed: int,
-    budgets: Sequence[int] | None,
+    searches: bool,
 ) -> Enhanced:
     """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
     module = model.model if isinstance(model, Loaded) else model
@@ -242,17 +245,17 @@ def _enhanced(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
     example = _first(dataset)[None].to(*place(module))
-    usual = {} if isinstance(module, Enhanced) else {"recipe": "paper"}
+    usual = {"recipe": "paper"} if searches and not isinstance(module, Enhanced) else {}
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if dataset.task == "classification":
         check_labels(*dataset.labelled(), told_apart(better))
-    if budgets is not None and better.recipe.name == "default":  # budgets ask for the search
+    if searches and better.recipe.name == "default":  # budgets, and views by a policy, ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.stages:
         return better.with_options(seed=seed)
-    if budgets is not None:
+    if searches:
         raise OptionError(
-            f"budgets are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
+            f"budgets and tta are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
         )
     return better
 

@@ -77,9 +77,11 @@ def doubts_of(task: str, metrics: Mapping[str, Any], images: int, weights: str) 
 
 
 def setting(row: Row) -> str:
-    """`plain`, `budget 4`, `budget 4 in 15 views`."""
+    """`plain`, `recipe flip`, `budget 4`, `budget 4 in 15 views`."""
     if row.plain:
         return "plain"
+    if "stage" in row.options:
+        return f"recipe {row.options.get('recipe') or 'of yours'}"
     return f"budget {row.budget}" + (f" in {row.views} views" if row.views > 1 else "")
 
 
