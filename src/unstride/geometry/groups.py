@@ -159,6 +159,8 @@ class Groups:
         pos = self.trace.pos.get(source)
         if isinstance(pos, Lost):
             return pos.why
+        if source in self.trace.places:
+            return "says where to read and cannot be moved along"
         grid = self.sites.grid(source)
         if grid is None:
             return "is not a plain grid and cannot be moved along"

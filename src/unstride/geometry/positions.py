@@ -110,6 +110,7 @@ class Trace:
     merges: dict[Node, tuple[int, ...]] = field(default_factory=dict)  # nodes that contract over neighbouring positions
     passed: dict[Node, str] = field(default_factory=dict)  # ops that thin the grid out but are no layer, and why
     unknown: dict[Node, str] = field(default_factory=dict)
+    places: set[Node] = field(default_factory=set)  # values that say where to read: moved, they would say it wrongly
     shapes: dict[Node, Any] = field(default_factory=dict)
     macs: dict[Node, int] = field(default_factory=dict)
 

@@ -33,7 +33,7 @@ class Walk:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
-        self.indices: dict[Node, Tensor] = {}  # whole numbers and masks that are the same for every image
+        self.indices: dict[Node, Tensor] = {}  # whole numbers, masks and places that are the same for every image
         self.node: Node | None = None
 
     @property
@@ -68,7 +68,9 @@ class Walk:
         return trace
 
     def _keep(self, n: Node, value: Any) -> None:
-        if isinstance(value, Tensor) and not value.is_floating_point() and n not in self.graph.from_image:
+        if not isinstance(value, Tensor) or n in self.graph.from_image:
+            return
+        if not value.is_floating_point() or any(op_name(u).startswith("grid_sampler") for u in n.users):
             self.indices[n] = value.to("cpu")
 
     def _place(self, n: Node, value: Any) -> None:
