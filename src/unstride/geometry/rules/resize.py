@@ -107,5 +107,9 @@ def _sample(w: "Walk", n: Node, value: Any) -> Result:
         w.trace.unknown[n] = "reads where the image says, so positions are not known"
         return LOST, [source]
     at, corners = w.indices[places].float(), bool(argument(n, 4, "align_corners", False))
-    ends = {"padding_mode": "border", "align_corners": corners}
-    return p.map(lambda t: F.grid_sample(contract(t, [1])[0].contiguous(), at, **ends).expand(value.shape)), [source]
+
+    def read(t: Tensor) -> Tensor:
+        t = contract(t, [1])[0].contiguous()
+        return F.grid_sample(t, at, padding_mode="border", align_corners=corners).expand(value.shape)
+
+    return p.map(read), [source]
