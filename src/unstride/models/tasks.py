@@ -153,10 +153,9 @@ def check_kind(model: nn.Module) -> None:
         raise CaptureError(f"{name} takes two pictures; unstride looks again at one, so optical flow cannot be used")
     if masks:
         raise CaptureError(
-            f"{name} returns masks for queries, whose order may change from look to look, so they cannot be averaged; "
-            "wrap it so that it returns the per-pixel scores of classes, and pass task='segmentation': "
-            "torch.einsum('bqc,bqhw->bchw', out.class_queries_logits.softmax(-1)[..., :-1], "
-            "out.masks_queries_logits.sigmoid()).log()"
+            f"{name} returns masks for queries, whose order may change between looks; wrap it to return per-pixel "
+            "scores of classes, torch.einsum('bqc,bqhw->bchw', out.class_queries_logits.softmax(-1)[..., :-1], "
+            "out.masks_queries_logits.sigmoid()).log(), and pass task='segmentation'"
         )
     if name.startswith("NaFlex"):
         raise CaptureError(
