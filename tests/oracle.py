@@ -187,7 +187,11 @@ class Mover(TorchDispatchMode):
 
     def meet(self, args: Any) -> Any:
         maps = [t for t in _tensors(args) if t in self.moved and t.ndim == 2 + self.axes]
-        if len(maps) < 2 or len({t.shape[2:] for t in maps}) > 1:
+        if len({t.shape[2:] for t in maps}) > 1:
+            return args
+        if not maps:  # levels of a pyramid, one after the other in a sequence
+            maps = [t for t in _tensors(args) if t in self.moved and t.ndim == 3 and self.cells(t)]
+        if len(maps) < 2:
             return args
         union = {layer: by for t in maps for layer, by in self.where(t).by.items()}
         swap: Any = WeakIdKeyDictionary()
@@ -198,9 +202,20 @@ class Mover(TorchDispatchMode):
             if any(cells):
                 if any(c != round(c) for c in cells):
                     raise NoOracle(f"maps that meet are {cells} cells apart")
-                swap[t] = move(t, [round(c) for c in cells], self.dims)
+                swap[t] = self.along(t, [round(c) for c in cells])
                 self.moved[swap[t]] = Moved(here.spacing, union)
         return _swap(args, swap)
+
+    def cells(self, t: Tensor) -> tuple[int, ...] | None:
+        """How many cells tokens (B, N, C) are along each axis, if they are a whole map, row by row."""
+        size = tuple(round(n / r) for n, r in zip(self.size, self.where(t).spacing, strict=True))
+        return size if math.prod(size) == t.shape[1] else None
+
+    def along(self, t: Tensor, s: Sequence[int]) -> Tensor:
+        """A map, or tokens, moved by whole cells."""
+        if t.ndim == 2 + self.axes:
+            return move(t, s, self.dims)
+        return move(t.unflatten(1, self.cells(t)), s, range(1, 1 + self.axes)).flatten(1, self.axes)
 
     def place(self, out: Tensor, x: Tensor, layer: int | None, s: Selection, rate: Sequence[float]) -> None:
         if x not in self.moved:  # where it lies was lost on the way, so it cannot be said to lie elsewhere than others

@@ -7,7 +7,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 _TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 _VIT = {**_TINY, "intermediate_size": 32}
@@ -58,6 +59,19 @@ def _mask2former() -> nn.Module:
         backbone_config=_swin(out_features=_STAGES), **sizes, **few, num_attention_heads=2, num_queries=5
     )
     return _hf().Mask2FormerForUniversalSegmentation(config)
+
+
+class Classes(nn.Module):
+    """Scores of classes at each pixel from masks of queries, as the error on such models says."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.model(x)
+        classes, masks = out.class_queries_logits.softmax(-1)[..., :-1], out.masks_queries_logits.sigmoid()
+        return torch.einsum("bqc,bqhw->bchw", classes, masks).log()
 
 
 def _dpt() -> nn.Module:
@@ -125,6 +139,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "timm-vit-features": (lambda: _timm("vit_tiny_patch16_224", features_only=True, img_size=64), 64),
     "timm-without-pool": (lambda: _timm("resnet18", num_classes=0, global_pool=""), 64),
     "hf-mask2former": (_mask2former, 64),
+    "hf-mask2former-classes": (lambda: Classes(_mask2former()), 64),
     "timm-naflex": (lambda: _timm("naflexvit_base_patch16_gap", depth=1), 64),
     "torchvision-detector": (_detector, 64),
     "torchvision-detector-backbone": (lambda: _detector().backbone, 64),

@@ -46,6 +46,13 @@ def test_depth_from_16_bits_and_from_arrays(tmp_path: Path) -> None:
         data.load(f"depth:{root}", Preprocess(8, 8))
 
 
+def test_two_pictures_of_one_name_are_refused(tmp_path: Path) -> None:
+    root = depth_set(tmp_path)
+    (root / "images" / "p1.jpg").write_bytes((root / "images" / "p1.png").read_bytes())
+    with pytest.raises(DataError, match=r"p1\.png: there is p1\.jpg, too"):
+        data.load(f"depth:{root}", WHOLE)
+
+
 def test_depth_that_does_not_fit(tmp_path: Path) -> None:
     root = depth_set(tmp_path)
     np.save(root / "depth" / "p1.npy", np.zeros((3, 3), np.float32))

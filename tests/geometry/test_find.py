@@ -17,6 +17,15 @@ def test_no_spatial_map() -> None:
     assert find_layers(graph).layers == ()
 
 
+def test_slices_along_two_axes_are_one_stride() -> None:
+    class Slices(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :, ::2, ::2]
+
+    (layer,) = find_layers(capture(Slices(), torch.randn(1, 3, 16, 16))).layers
+    assert (layer.rate, layer.stride, layer.map) == ((2, 2), (2, 2), (8, 8))
+
+
 # ---------------------------------------------------------------- unpooling
 class SegNet(nn.Module):
     """Unpooling puts values back to where the maxima were: that pool, and what lies between, must stay."""

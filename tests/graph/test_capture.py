@@ -131,3 +131,21 @@ def test_constants_may_be_called_like_methods() -> None:
     net = Net.of(Casts().eval(), x[:1])
     assert any(n.name == "to" for n in net.graph.nodes)
     check_all(net, x, some_states(net.found, 4)[1:], 1e-5)
+
+
+class Mixing(Small):
+    """Lets an image see the others of its batch: all of them, or those before it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y - y.mean(0) if self.way == "all" else y.cumsum(0)
+
+
+@pytest.mark.parametrize("way", ["all", "those before"])
+def test_an_image_must_not_see_the_others(way: str) -> None:
+    with pytest.raises(CaptureError, match="an image alone and in a batch differ"):
+        capture(Mixing(way).eval(), torch.randn(1, 3, 16, 16))

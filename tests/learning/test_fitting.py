@@ -156,7 +156,7 @@ def test_bad_loaders_are_refused(better, train, val):
         fit(better, iter(train), val, **OPTIONS)
     with pytest.raises(InputError, match="wanted an integer each"):
         fit(better, [(x, y.float())], val, **OPTIONS)
-    with pytest.raises(DataError, match="label 7"):
+    with pytest.raises(DataError, match="train, image 0 of a batch: its label is 7"):
         fit(better, [(x, torch.full_like(y, 7))], val, **OPTIONS)
     with pytest.raises(DataError, match="no batch"):
         fit(better, train, [], **OPTIONS)

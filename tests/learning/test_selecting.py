@@ -80,7 +80,7 @@ def test_bad_requests_are_refused(problem):
         select_states(model, [(x, y)], 3, by="luck")
     with pytest.raises(OptionError, match="budget"):
         select_states(model, [(x, y)], 0)
-    with pytest.raises(DataError, match="label 9"):
+    with pytest.raises(DataError, match="loader, image 0: its label is 9"):
         select_states(model, [(x, torch.full_like(y, 9))], 2, show=False)
     with pytest.raises(InputError, match="once only"):
         select_states(model, iter([(x, y)]), 2)

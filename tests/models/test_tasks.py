@@ -130,7 +130,8 @@ def test_no_tensor_is_one_clear_error(out: Any) -> None:
         ("FasterRCNN", "torchvision.models.detection.faster_rcnn", r"detector.*model\.backbone = unstride"),
         ("DetrForObjectDetection", "transformers.models.detr", "detector.*backbone"),
         ("RAFT", "torchvision.models.optical_flow.raft", "two pictures"),
-        ("Mask2FormerForUniversalSegmentation", "transformers.models.mask2former", "queries.*per-pixel"),
+        ("Mask2FormerForUniversalSegmentation", "transformers.models.mask2former", "queries.*per-pixel.*einsum"),
+        ("MaskFormerForInstanceSegmentation", "transformers.models.maskformer", "queries.*per-pixel.*einsum"),
         ("NaFlexVit", "timm.models.naflexvit", "patches.*one size"),
     ],
 )

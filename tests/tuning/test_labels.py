@@ -121,6 +121,8 @@ def test_masks_with_classes_that_the_model_does_not_have(tmp_path, no_look):
     values[7, 3, 3], values[7, 3, 4], values[8] = 6, 9, 255
     with pytest.raises(DataError, match=r"image 7: its mask holds class \[6, 9\]; wanted 0 to 5, or 255"):
         unstride.tune(tiny.net(maps=True), [(pictures(12), values)], task="segmentation")
+    with pytest.raises(DataError, match=r"image 7: its mask holds class \[6, 9\]; wanted 0 to 5, or 255"):
+        unstride.evaluate(tiny.net(maps=True), [(pictures(12), values)])
     data = unstride.data.load(masks(tmp_path, 12, odd=3), tiny.PREPROCESS)
     name = data[[item.id for item in data].index("images/3.png")].id
     with pytest.raises(DataError, match=rf"{name}: its mask holds class \[7\]"):

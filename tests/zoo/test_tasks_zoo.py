@@ -6,6 +6,7 @@ The whole list is `tests/task_nets.py`, swept by `benchmarks/coverage.py`; here 
 import pytest
 import task_nets
 import torch
+from checks import Net, check_briefly, some_states
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -79,3 +80,15 @@ def test_the_backbone_of_a_detector() -> None:
     for name, value in found.items():
         torch.testing.assert_close(value, (plain[name] + flipped[name].flip(-1)) / 2, atol=1e-5, rtol=1e-4)
     assert better.out_channels == detector.backbone.out_channels
+
+
+@pytest.mark.slow
+def test_mask2former_as_its_error_says() -> None:
+    """Its levels are one sequence and read from each other at computed places: known, and as the referee has it."""
+    model, images = ready("hf-mask2former-classes")
+    better = unstride.enhance(model, images[:1], recipe="paper", task="segmentation")
+    net = Net(model, better.plan.graph, better.plan.found)
+    assert [layer.rate[0] for layer in net.found.layers] == [4, 2, 2, 2] and not net.found.unknown
+    changed, _ = check_briefly(net, images, some_states(net.found, 3)[1:], 3e-4)
+    assert changed > 1e-2
+    assert better(images).shape == model(images).shape

@@ -140,12 +140,14 @@ class FromBatches:
         self.legend = legend(task)
         self.ends: list[int] = []  # images up to and with each batch
         self._labels: list[int] = []  # where an image has one
+        self.masks: list[Tensor] = []  # else the values that are in its mask
         self._digest = hashlib.sha256()
         self.task = "classification"
         for images, labels in self._batches():
             self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
             self.task = self._asked or ("segmentation" if labels.ndim == 3 else "classification")
             self._labels += labels.tolist() if labels.ndim == 1 and self._asked is None else []
+            self.masks += [mask.unique() for mask in labels] if self.task == "segmentation" else []
             self._digest.update(repr((images.shape, images.dtype)).encode())
             self._digest.update(digest({"images": images, "labels": labels}).encode())
         if not self.ends or not self.ends[-1]:

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import DataError, OptionError
-from unstride.views.images import Array, open_image
-from unstride.views.volumes import Volume
+from unstride.views.images import Array, is_image_name, open_image
+from unstride.views.volumes import Volume, is_volume_name, volume_stem
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,29 @@ def stamp(*arrays: Array) -> str:
     for array in arrays:
         digest.update(repr((array.shape, str(array.dtype))).encode() + np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+def paired(images: Path, targets: Path, wanted: Callable[[Path], bool]) -> list[tuple[Path, Path]]:
+    """Each picture of a folder with its file of another, matched by name; `wanted`: what is a target there."""
+    pictures, found = _by_stem(images, is_picture_name), _by_stem(targets, wanted)
+    for stem in sorted(pictures.keys() ^ found.keys()):
+        missing, there = (targets, pictures[stem]) if stem in pictures else (images, found[stem])
+        raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
+    return [(pictures[stem], found[stem]) for stem in sorted(pictures)]
+
+
+def is_picture_name(path: Path) -> bool:
+    return is_volume_name(path) or is_image_name(path)
+
+
+def _by_stem(root: Path, wanted: Callable[[Path], bool]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in sorted(filter(wanted, root.iterdir())):
+        stem = volume_stem(path) if is_volume_name(path) else path.stem
+        if stem in found:
+            raise DataError(f"{path}: there is {found[stem].name}, too; pictures and their targets are matched by name")
+        found[stem] = path
+    return found
 
 
 def check_labels(names: Sequence[str], labels: Sequence[int], classes: int | None) -> None:

@@ -10,10 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unstride.data.items import Item, Listing, array_image, check_labels, choose, folder, number, stamp
+from unstride.data.items import (
+    Item,
+    Listing,
+    array_image,
+    check_labels,
+    choose,
+    folder,
+    is_picture_name,
+    number,
+    paired,
+    stamp,
+)
 from unstride.errors import DataError, OptionError
-from unstride.views.images import Array, is_image_name, open_image, open_mask
-from unstride.views.volumes import is_volume_name, open_volume, open_volume_mask, volume_stem
+from unstride.views.images import Array, open_image, open_mask
+from unstride.views.volumes import is_volume_name, open_volume, open_volume_mask
 
 IGNORE = 255
 _UNKNOWN = -1
@@ -123,10 +134,7 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
         folder(root / "images", "wanted images/ and masks/"),
         folder(root / "masks", "wanted it beside images/"),
     )
-    pictures, labels = _by_stem(images), _by_stem(masks)
-    for stem in sorted(pictures.keys() ^ labels.keys()):
-        missing, there = (masks, pictures[stem]) if stem in pictures else (images, labels[stem])
-        raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
+    pairs = paired(images, masks, is_picture_name)
     names = _lines(path / "classes.txt")
     void = ignore if ignore is not None else _number(path / "ignore.txt")
     if void is not None and not 0 <= void <= 255:
@@ -135,20 +143,8 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
         raise DataError(f"{path / 'classes.txt'}: {len(names)} names; masks tell at most {IGNORE} classes apart")
     count = len(names) or min(classes or IGNORE, IGNORE)
     meaning = {value: value for value in range(count)} | {255: IGNORE} | ({void: IGNORE} if void is not None else {})
-    entries = [(f"images/{pictures[stem].name}", f"masks/{labels[stem].name}") for stem in sorted(pictures)]
+    entries = [(f"images/{image.name}", f"masks/{mask.name}") for image, mask in pairs]
     return Listing(entries, partial(_item, root, {"": _table(meaning)}), names)
-
-
-def _by_stem(root: Path) -> dict[str, Path]:
-    found: dict[str, Path] = {}
-    for path in sorted(root.iterdir()):
-        volume = is_volume_name(path)
-        if volume or is_image_name(path):
-            stem = volume_stem(path) if volume else path.stem
-            if stem in found:
-                raise DataError(f"{path}: there is {found[stem].name}, too; images and masks are matched by name")
-            found[stem] = path
-    return found
 
 
 def _lines(path: Path) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unstride.data.items import Item, Listing, folder, no_split, stamp
+from unstride.data.items import Item, Listing, folder, no_split, paired, stamp
 from unstride.data.labels import Classes
 from unstride.errors import DataError
-from unstride.views.images import is_image_name, open_image, open_mask
+from unstride.views.images import open_image, open_mask
 
 _MOST = 1 << 28  # bytes of one map
 _SCALE = "scale.txt"
@@ -27,12 +27,9 @@ def _depth(path: Path, split: str | None, classes: int | None) -> Listing:
     """images/ and depth/, matched by name: 16-bit PNG (0: not measured) divided by the number in scale.txt, or npy."""
     root = path if split is None else path / split
     wanted = "wanted images/ and depth/ (16-bit PNG, or .npy), or SPLIT/images and SPLIT/depth"
-    pictures = {p.stem: p for p in sorted(folder(root / "images", wanted).iterdir()) if is_image_name(p)}
-    maps = {p.stem: p for p in sorted(folder(root / "depth", wanted).iterdir()) if p.suffix in (".png", ".npy")}
-    for stem in sorted(pictures.keys() ^ maps.keys()):
-        missing, there = (root / "depth", pictures[stem]) if stem in pictures else (root / "images", maps[stem])
-        raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
-    entries = [(f"images/{pictures[stem].name}", f"depth/{maps[stem].name}") for stem in sorted(pictures)]
+    images, maps = (folder(root / name, wanted) for name in ("images", "depth"))
+    pairs = paired(images, maps, lambda p: p.suffix in (".png", ".npy"))
+    entries = [(f"images/{image.name}", f"depth/{depth.name}") for image, depth in pairs]
     return Listing(entries, partial(_depth_item, root, _scale(path / _SCALE)))
 
 

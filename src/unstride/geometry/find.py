@@ -147,7 +147,7 @@ def _layer(groups: Groups, k: int, members: list[int], cost: float) -> Subsampli
     size = tuple(map(min, *sizes)) if len(sizes) > 1 else (sizes or [(0,) * groups.axes])[0]  # slices come one by one
     ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
     read = [g for s in sites if (g := groups.sites.grid(s.operand)) is not None]
-    stride = tuple(round(max(g.spacing[a] for g in read) * rate[a]) or 1 for a in axes)
+    stride = tuple(round(max(groups.sites.cell(s, a) * s.rate[a] for s in sites)) or 1 for a in axes)
     sides = natural_sides(sites, rate, [g.size for g in read])
     return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-from unstride.geometry.positions import Lost, Trace
+from unstride.geometry.positions import LOST, Lost, Trace
 from unstride.geometry.sites import CLOSE, Sites
 from unstride.graph.capture import Graph
 
@@ -134,11 +134,15 @@ class Groups:
         if changed:
             incoming = {s: frozenset(self.find(g) for g in p) for s, p in incoming.items()}
             union = frozenset().union(*incoming.values())
+        known = [source for source in incoming if self.trace.pos.get(source) is not LOST]
+        sure = frozenset().union(*(incoming[source] for source in known))
         for source, path in incoming.items():
             missing = union - path
             if not missing:
                 continue
-            reason = self._cannot_follow(source, missing, a)
+            # what has lost its position may lie anywhere, and an op without a rule may join values in any way
+            sound = missing <= sure and n not in self.trace.unknown
+            reason = self._cannot_follow(source, missing, a) if sound else LOST.why
             if reason is not None:
                 for i in range(len(self.sites.all)):
                     if self.find(i) in missing and i not in self.pinned:
@@ -159,6 +163,8 @@ class Groups:
         pos = self.trace.pos.get(source)
         if isinstance(pos, Lost):
             return pos.why
+        if source in self.trace.places:
+            return "says where to read and cannot be moved along"
         grid = self.sites.grid(source)
         if grid is None:
             return "is not a plain grid and cannot be moved along"

@@ -62,6 +62,7 @@ class Lost:
 
 
 LOST = Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
+TURNED = Lost("TURNED", "joins maps that lie on the image in different directions")
 FIXED = Lost("FIXED", "holds indices of cells, which cannot be moved")
 Position = Pos | Lost | None
 
@@ -110,6 +111,7 @@ class Trace:
     merges: dict[Node, tuple[int, ...]] = field(default_factory=dict)  # nodes that contract over neighbouring positions
     passed: dict[Node, str] = field(default_factory=dict)  # ops that thin the grid out but are no layer, and why
     unknown: dict[Node, str] = field(default_factory=dict)
+    places: set[Node] = field(default_factory=set)  # values that say where to read: moved, they would say it wrongly
     shapes: dict[Node, Any] = field(default_factory=dict)
     macs: dict[Node, int] = field(default_factory=dict)
 
@@ -147,6 +149,25 @@ def changes(t: Tensor, dim: int) -> bool:
     """Whether coordinates differ along a dimension."""
     t = core(t)
     return t.shape[dim] > 1 and bool((t.diff(dim=dim).nan_to_num().abs() > EPS).any())
+
+
+def heading(p: Pos, dim: int) -> Tensor:
+    """How far on the image, along each axis, a usual step along a dimension of the value goes."""
+    steps = [t.diff(dim=dim) if t.shape[dim] > 1 else t.new_zeros(1) for t in map(core, p.axes)]
+    return torch.stack([step.nanmedian() for step in steps]).nan_to_num()
+
+
+def opposed(p: Pos, q: Pos) -> bool:
+    """Do two values that are joined element by element go different ways on the image (one is mirrored, or turned)?
+
+    A state moves the one another way than the other. Aligned corners make steps shorter, and again at each upsampling.
+    """
+    for d in range(-1, -1 - min(p.ndim, q.ndim), -1):
+        one, two = heading(p, d), heading(q, d)
+        lengths = float(one @ one), float(two @ two)
+        if min(lengths) > EPS and float(one @ two) < 0.25 * max(lengths):
+            return True
+    return False
 
 
 def varies(t: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from unstride.geometry.positions import (
     LOST,
+    TURNED,
     Lost,
     Pos,
     Trace,
@@ -33,7 +34,7 @@ class Walk:
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.trace, self.values = graph, Trace(), {}  # type: ignore[var-annotated]
-        self.indices: dict[Node, Tensor] = {}  # whole numbers and masks that are the same for every image
+        self.indices: dict[Node, Tensor] = {}  # whole numbers, masks and places that are the same for every image
         self.node: Node | None = None
 
     @property
@@ -68,7 +69,9 @@ class Walk:
         return trace
 
     def _keep(self, n: Node, value: Any) -> None:
-        if isinstance(value, Tensor) and not value.is_floating_point() and n not in self.graph.from_image:
+        if not isinstance(value, Tensor) or n in self.graph.from_image:
+            return
+        if not value.is_floating_point() or any(op_name(u).startswith("grid_sampler") for u in n.users):
             self.indices[n] = value.to("cpu")
 
     def _place(self, n: Node, value: Any) -> None:
@@ -89,14 +92,21 @@ class Walk:
         if rule is None:
             trace.unknown[n] = f"no rule for {name}"
         self.node = n
-        if rule is None or (any(isinstance(trace.pos[i], Lost) for i in inputs) and rule not in (pointwise, unpool)):
-            shape = value.shape if isinstance(value, Tensor) else ()
-            still = len(shape) > 2 or (len(shape) == 2 and name not in _FLATTENING)
-            trace.pos[n] = LOST if still else None
-            trace.sources[n] = ((inputs if still else []),) * self.axes
+        lost = [i for i in inputs if isinstance(trace.pos[i], Lost)]
+        if rule is None or (lost and rule not in (pointwise, unpool)):
+            trace.pos[n] = self._hidden(name, value, self.lost(lost))
+            trace.sources[n] = ((inputs if _placed(trace.pos[n]) else []),) * self.axes
             return
         trace.pos[n], carriers = rule(self, n, value)
         trace.sources[n] = self._from(n, carriers)
+
+    def _hidden(self, name: str, value: Any, lost: Lost) -> Any:
+        """What an op without a rule makes: it may lie somewhere, unless it is a vector."""
+        if isinstance(value, tuple | list):
+            return [self._hidden(name, v, lost) for v in value]
+        shape = value.shape if isinstance(value, Tensor) else ()
+        cell = len(shape) == 2 + self.axes and set(shape[2:]) == {1}
+        return lost if (len(shape) > 2 and not cell) or (len(shape) == 2 and name not in _FLATTENING) else None
 
     def _from(self, n: Node, carriers: list[Node]) -> tuple[list[Node], ...]:
         out = self.trace.pos[n]
@@ -110,6 +120,10 @@ class Walk:
         return tuple(map(axis, range(self.axes)))
 
     # -- what rules use
+    def lost(self, inputs: Sequence[Node]) -> Lost:
+        """What becomes of values whose place is not known."""
+        return TURNED if any(self.trace.pos[i] is TURNED for i in inputs) else LOST
+
     def pos(self, n: Any) -> Pos | None:
         p = self.trace.pos.get(n) if isinstance(n, Node) else None
         return p if isinstance(p, Pos) else None
@@ -125,6 +139,10 @@ class Walk:
     def mixing(self, n: Node, mixed: Sequence[bool]) -> None:
         if any(mixed):
             self.trace.merges[n] = tuple(map(int, mixed))
+
+
+def _placed(p: Any) -> bool:
+    return any(q is not None for q in p) if isinstance(p, list) else p is not None
 
 
 def _axis_of(p: Any, a: int) -> bool:

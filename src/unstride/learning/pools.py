@@ -167,12 +167,6 @@ def batches(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, list[int
         raise DataError(f"{what}: the loader gave no batch")
 
 
-def check_labels(labels: Iterable[int], classes: int) -> None:
-    wrong = [y for y in labels if not 0 <= y < classes]
-    if wrong:
-        raise DataError(f"label {wrong[0]} for a model of {classes} classes (0 to {classes - 1})")
-
-
 @dataclass(eq=False)
 class Store:
     """Pools by image, in memory or in the files of a folder that several processes and a later run share."""

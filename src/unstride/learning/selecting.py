@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unstride.data.batches import reusable
+from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.jobs.fingerprint import fingerprint
 from unstride.jobs.progress import progress
-from unstride.learning.pools import Store, batches, check_labels, draw_pools, finish, image_key
+from unstride.learning.pools import Store, batches, draw_pools, finish, image_key
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed
@@ -147,7 +148,7 @@ def _draw(
         for images, labels in batches(loader, "loader"):
             if tuple(images.shape[2:]) != plan.graph.size:
                 raise InputError(f"loader: images {tuple(images.shape[2:])} after {plan.graph.size}; wanted one size")
-            check_labels(labels, max(2, plan.found.trace.shapes[plan.targets[0].leaf][1]))
+            check_labels([f"loader, image {len(keys) + i}" for i in range(len(labels))], labels, plan.classes)
             for i in range(0, len(labels), at_once):
                 x, y = images[i : i + at_once], labels[i : i + at_once]
                 mine = [image_key(*pair) for pair in zip(x, y, strict=True)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced
 from unstride.errors import InputError
 from unstride.jobs.distributed import World
@@ -19,7 +20,6 @@ from unstride.learning.pools import (
     SampledSearch,
     Store,
     batches,
-    check_labels,
     draw_pools,
     image_key,
     unfamiliar,
@@ -41,7 +41,7 @@ class Job:
     familiar: bool
 
     def pools(self, images: Tensor, labels: list[int], part: str, epoch: int) -> list[Pool]:
-        check_labels(labels, max(2, self.plan.found.trace.shapes[self.plan.targets[0].leaf][1]))
+        check_labels([f"{part}, image {i} of a batch" for i in range(len(labels))], labels, self.plan.classes)
         space, layers = self.plan.found.space, self.options.layers
         if self.familiar:
             images = unfamiliar(images, [f"{self.seed} {image_key(x, y)}" for x, y in zip(images, labels, strict=True)])

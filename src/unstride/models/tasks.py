@@ -142,7 +142,8 @@ def check_kind(model: nn.Module) -> None:
     """One sentence on models whose answers are not of a kind that looks can be merged in, and what to do instead."""
     where, name = type(model).__module__, type(model).__name__
     boxes = where.startswith("torchvision.models.detection") and "backbone" not in where
-    if boxes or "ForObjectDetection" in name or "ForInstanceSegment" in name:
+    masks = "ForUniversalSegmentation" in name or name.startswith("MaskFormerFor")
+    if boxes or "ForObjectDetection" in name or ("ForInstanceSegment" in name and not masks):
         attribute = "model.backbone" if boxes else "its backbone"
         raise CaptureError(
             f"{name} is a detector: the boxes of several looks cannot be averaged. Enhance its backbone instead, "
@@ -150,10 +151,11 @@ def check_kind(model: nn.Module) -> None:
         )
     if where.startswith("torchvision.models.optical_flow"):
         raise CaptureError(f"{name} takes two pictures; unstride looks again at one, so optical flow cannot be used")
-    if "ForUniversalSegmentation" in name:
+    if masks:
         raise CaptureError(
-            f"{name} returns masks for queries, whose order may change from look to look, so they cannot be averaged; "
-            "return the per-pixel class scores made from them (a small wrapper), and pass task='segmentation'"
+            f"{name} returns masks for queries, whose order may change between looks; wrap it to return per-pixel "
+            "scores of classes, torch.einsum('bqc,bqhw->bchw', out.class_queries_logits.softmax(-1)[..., :-1], "
+            "out.masks_queries_logits.sigmoid()).log(), and pass task='segmentation'"
         )
     if name.startswith("NaFlex"):
         raise CaptureError(

@@ -69,6 +69,11 @@ class Plan:
         return TASKS[self.task]
 
     @property
+    def classes(self) -> int:
+        """How many the output tells apart; one number is a yes or no, so two."""
+        return max((2, *self.found.trace.shapes[self.targets[0].leaf][1:2]))
+
+    @property
     def channels(self) -> int:
         """Of the map that is aggregated, in whatever layout."""
         target = self.targets[0]

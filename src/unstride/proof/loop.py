@@ -45,6 +45,7 @@ from unstride.models.tasks import told_task
 from unstride.models.weights import place
 from unstride.procedure.meaning import task_named
 from unstride.proof.measures import measure_of
+from unstride.proof.metrics import check_mask
 from unstride.proof.page import check_report, write_report
 from unstride.proof.rows import Row, append_rows, read_rows, versions
 from unstride.proof.runner import Runner, check_budgets, describe, make_tta
@@ -249,6 +250,8 @@ def _enhanced(
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if dataset.task == "classification":
         check_labels(*dataset.labelled(), told_apart(better))
+    for i, mask in enumerate(dataset.masks if isinstance(dataset, FromBatches) else ()):
+        check_mask(mask, told_apart(better), name=f"image {i}: its mask")
     if searches and better.recipe.name == "default":  # budgets, and views by a policy, ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.stages:
@@ -272,9 +275,8 @@ def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str
 
 
 def told_apart(better: Enhanced) -> int:
-    """How many classes the model has; one number is a yes or no, so two."""
-    plan = better.plan
-    return max((2, *plan.found.trace.shapes[plan.targets[0].leaf][1:2]))
+    """How many classes the model has."""
+    return better.plan.classes
 
 
 def _first(dataset: Dataset | FromBatches) -> Tensor:

@@ -38,7 +38,16 @@ def _reduce(w: "Walk", n: Node, value: Any) -> Result:
 def _linear(w: "Walk", n: Node, value: Any) -> Result:
     source = arguments(n)[0]
     p = w.pos(source)
-    return (None, []) if p is None else (summed(w, n, p, [-1], value.shape), [source])
+    return (None, []) if p is None else (_by_matrix(w, n, p, summed(w, n, p, [-1], value.shape), -1), [source])
+
+
+def _by_matrix(w: "Walk", n: Node, p: Pos, out: Pos | None, dim: int) -> Any:
+    """Where a product with a matrix lies; one over whole rows of cells makes others of them, nobody knows which."""
+    shape = w.trace.shapes[n]
+    if len(shape) > 2 and shape[dim] > 1 and any(has_axis(p, a) and not has_axis(out, a) for a in range(w.axes)):
+        w.trace.unknown[n] = "a matrix over all cells along an axis, so positions are not known"
+        return LOST
+    return out
 
 
 @rule("matmul bmm mm addmm baddbmm")
@@ -48,10 +57,11 @@ def _matmul(w: "Walk", n: Node, value: Any) -> Result:
     a, b = arguments(n)[first : first + 2]
     pa, pb = w.pos(a), w.pos(b)
     if pb is None and value.ndim >= 2 and pa is not None:
-        return summed(w, n, pa, [-1], value.shape), [a]
+        out = summed(w, n, pa, [-1], value.shape)
+        return (out if b in w.graph.from_image else _by_matrix(w, n, pa, out, -1)), [a]
     if value.ndim < 2 or (pa is not None and pa.ndim < 2) or (pb is not None and pb.ndim < 2):
         return None, []
-    out, carriers = [], []
+    rows, carriers = [], []
     for axis in range(w.axes):
         row = blank(value.shape)
         if pa is not None and (t := _unmixed(pa, axis, [-1])) is not None:
@@ -61,8 +71,10 @@ def _matmul(w: "Walk", n: Node, value: Any) -> Result:
             row = first_known(row, t.expand(value.shape))
             if a not in carriers:
                 carriers.append(b)
-        out.append(row)
-    return settle(*out), carriers
+        rows.append(row)
+    if pa is None and pb is not None and a not in w.graph.from_image:
+        return _by_matrix(w, n, pb, settle(*rows), -2), [b]
+    return settle(*rows), carriers
 
 
 def _unmixed(p: Pos, axis: int, dims: list[int], keepdim: bool = True) -> Tensor | None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.fx import Node
 
-from unstride.geometry.positions import LOST, Lost, Pos, core, first_known, settle
+from unstride.geometry.positions import TURNED, Lost, Pos, core, first_known, opposed, settle
 from unstride.geometry.rules.base import Result, rule
 from unstride.graph.ops import arguments
 
@@ -19,7 +19,13 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
     known = [i for i in inputs if isinstance(w.trace.pos.get(i), Pos)]
     lost = [i for i in inputs if isinstance(w.trace.pos.get(i), Lost)]
     if not known:
-        return (LOST if lost else None), lost
+        return (w.lost(lost) if lost else None), lost
+    first = w.trace.pos[known[0]]
+    if any(w.trace.pos[i] is TURNED for i in lost):
+        return TURNED, known + lost
+    if any(opposed(first, w.trace.pos[i]) for i in known[1:] if w.trace.pos[i] is not first):
+        w.trace.unknown[n] = TURNED.why
+        return TURNED, known + lost
     shape = w.trace.shapes[n]
     if isinstance(shape, list):  # e.g. frexp: every output sits where the input does
         shape = shape[0]
@@ -32,8 +38,7 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
                 out = first_known(out, w.coords(other, a).expand(shape))
         return out
 
-    first = w.pos(known[0])
-    same = len(known) == 1 and first is not None and first.shape == shape
+    same = len(known) == 1 and first.shape == shape
     pos = first if same else settle(*map(axis, range(w.axes)))
     return pos, known + lost
 

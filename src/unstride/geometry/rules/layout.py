@@ -14,6 +14,8 @@ from unstride.graph.ops import arguments, op_name
 if TYPE_CHECKING:
     from unstride.geometry.walk import Walk
 
+_INDEXED = ("index", "index_select", "repeat_interleave", "tensor_split")  # other tensors they take are no places
+
 
 @rule(
     """view reshape _unsafe_view permute transpose t flatten unflatten squeeze unsqueeze expand expand_as
@@ -29,7 +31,7 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
         def swap(i: Node) -> Any:
             if i in w.values:
                 return w.values[i]
-            if i in w.indices:
+            if i in w.indices and i is not arguments(n)[0] and op_name(n) in _INDEXED:
                 return w.indices[i]
             if isinstance(w.trace.shapes.get(i), tuple):
                 return w.coords(i, a)

@@ -1,8 +1,9 @@
-"""Ops that lay a map on another number of cells: interpolation, adaptive pooling, pixel shuffle, unpooling."""
+"""Ops that lay a map on other cells: interpolation, adaptive pooling, pixel shuffle, unpooling, sampling at places."""
 
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
@@ -86,3 +87,29 @@ def _shuffle_up(w: "Walk", n: Node, value: Any) -> Result:
         return t.expand(value.shape)
 
     return (p.map(spread) if p else None), [source]
+
+
+@rule("grid_sampler grid_sampler_2d grid_sampler_3d")
+def _sample(w: "Walk", n: Node, value: Any) -> Result:
+    """grid_sample(map, places): what is read for a cell lies where that cell does, as attention follows its queries.
+
+    Deformable attention and warps by a flow do so. The map must have moved as the cells have, since places are counted
+    from its corner. Places that are the same for every image are read as they are; of others nothing is known.
+    """
+    source, places = arguments(n)[:2]
+    p, asks = w.pos(source), w.pos(places)
+    if asks is not None:
+        w.trace.places.add(places)
+        return asks.map(lambda t: contract(t, [-1], False)[0].unsqueeze(1).expand(value.shape)), [places, source]
+    if p is None:
+        return None, []
+    if places not in w.indices:
+        w.trace.unknown[n] = "reads where the image says, so positions are not known"
+        return LOST, [source]
+    at, corners = w.indices[places].float(), bool(argument(n, 4, "align_corners", False))
+
+    def read(t: Tensor) -> Tensor:
+        t = contract(t, [1])[0].contiguous()
+        return F.grid_sample(t, at, padding_mode="border", align_corners=corners).expand(value.shape)
+
+    return p.map(read), [source]
