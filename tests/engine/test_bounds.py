@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from unstride.engine.bounds import LARGEST, SAFE, is_wild, mark_tame, wild_inside, wild_now
-from unstride.engine.fused import FusedConv, available
+from unstride.engine.fused import FusedConv
+from unstride.engine.packing import available
 from unstride.enhanced import enhance
 from unstride.graph.capture import capture, run_nodes
 

@@ -3,6 +3,7 @@ an activation may be applied in the pass of its convolution, which would make a 
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -16,9 +17,11 @@ from unstride.graph.ops import op_name
 
 LARGEST = 1e6  # of a picture's numbers
 SAFE = 1e30  # a convolution by way of transforms (Winograd) has larger numbers on its way
-_SAME = {"relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "reshape", "flatten", "permute", "slice"}
-_SAME |= {"silu", "hardswish", "upsample_nearest2d", "upsample_bilinear2d", "squeeze"}
-_SAME |= {"unsqueeze", "transpose", "expand"}
+_SQUARED = 1e18  # its square is a number yet, and so is the mean of such squares
+_SAME = {"relu", "silu", "hardswish", "mean", "reshape", "flatten", "permute", "slice", "squeeze", "unsqueeze"}
+_SAME |= {"transpose", "expand", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"}
+_SAME |= {f"{op}{n}d" for op in ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest") for n in (1, 2, 3)}
+_WEIGHTED = {"linear"} | {f"{op}{n}d" for op in ("conv", "conv_transpose") for n in (1, 2, 3)}
 _ONE = ("sigmoid", "hardsigmoid", "softmax", "tanh")
 _wild: ContextVar[bool] = ContextVar("wild", default=False)
 
@@ -73,10 +76,31 @@ def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> f
     if name in ("add", "mul") and not n.kwargs:
         other = known.get(args[1]) if isinstance(args[1], Node) else abs(args[1])
         return None if other is None else own + other if name == "add" else own * other
-    if name in ("conv2d", "linear") and isinstance(args[1], Node) and args[1].name in constants:
-        weight, bias = constants[args[1].name], args[2] if len(args) > 2 else None
-        if isinstance(bias, Node) and bias.name not in constants:
-            return None
-        most = 0.0 if bias is None else float(constants[bias.name].abs().max())
-        return float(weight.double().abs().flatten(1).sum(1).max()) * own + most
+    if name in _WEIGHTED:
+        return _weighted(name, own, args, constants)
+    if name in ("leaky_relu", "prelu"):
+        slope = args[1] if len(args) > 1 else 0.01
+        most = _largest(slope, constants) if isinstance(slope, Node) else abs(slope)
+        return None if most is None else own * max(1.0, most)
+    if name == "instance_norm" and own < _SQUARED:  # no value is farther from the mean than by all of the variance
+        weight, bias = (
+            (_largest(v, constants) if v is not None else k) for v, k in zip(args[1:3], (1, 0), strict=True)
+        )
+        cells = math.prod(n.meta["val"].shape[2:])
+        return None if weight is None or bias is None else math.sqrt(cells) * weight + bias
     return None
+
+
+def _weighted(name: str, own: float, args: list[Any], constants: dict[str, Tensor]) -> float | None:
+    """A convolution's or linear layer's: the largest sum of an output's weights, signs left aside."""
+    if not isinstance(args[1], Node) or args[1].name not in constants:
+        return None
+    weight, bias = constants[args[1].name], args[2] if len(args) > 2 else None
+    most = 0.0 if bias is None else _largest(bias, constants)
+    by_output = weight.transpose(0, 1) if "transpose" in name else weight
+    return None if most is None else float(by_output.double().abs().flatten(1).sum(1).max()) * own + most
+
+
+def _largest(n: Any, constants: dict[str, Tensor]) -> float | None:
+    """The largest number of a constant, signs left aside; None where it is none."""
+    return float(constants[n.name].abs().max()) if isinstance(n, Node) and n.name in constants else None
