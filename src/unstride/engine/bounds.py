@@ -82,13 +82,20 @@ def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> f
         slope = args[1] if len(args) > 1 else 0.01
         most = _largest(slope, constants) if isinstance(slope, Node) else abs(slope)
         return None if most is None else own * max(1.0, most)
-    if name == "instance_norm" and own < _SQUARED:  # no value is farther from the mean than by all of the variance
-        weight, bias = (
-            (_largest(v, constants) if v is not None else k) for v, k in zip(args[1:3], (1, 0), strict=True)
-        )
-        cells = math.prod(n.meta["val"].shape[2:])
-        return None if weight is None or bias is None else math.sqrt(cells) * weight + bias
+    if name in ("instance_norm", "group_norm"):
+        return _normed(n, own, args, constants)
     return None
+
+
+def _normed(n: Node, own: float, args: list[Any], constants: dict[str, Tensor]) -> float | None:
+    """By its own statistics no value is farther from the mean than by the variance of all that the mean is taken of."""
+    groups, (weight, bias) = (args[1], args[2:4]) if op_name(n) == "group_norm" else (None, args[1:3])
+    scale = 1.0 if weight is None else _largest(weight, constants)
+    shift = 0.0 if bias is None else _largest(bias, constants)
+    if scale is None or shift is None or own > _SQUARED or (groups is None and not args[5]):
+        return None
+    channels, cells = args[0].meta["val"].shape[1], math.prod(args[0].meta["val"].shape[2:])
+    return math.sqrt(cells * (1 if groups is None else channels // groups)) * scale + shift
 
 
 def _weighted(name: str, own: float, args: list[Any], constants: dict[str, Tensor]) -> float | None:

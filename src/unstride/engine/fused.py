@@ -236,7 +236,7 @@ def _norm(module: GraphModule, n: Node, name: str) -> None:
     known = all(given is None or got is not None for given, got in ((args[1], weight), (args[2], bias)))
     if known and args[3] is None and args[4] is None and args[5] and not n.kwargs:
         end, act = _activation_after(module, n, False)
-        _put(module, name, FusedNorm(weight, bias, float(args[7]), act), (args[0],), end)
+        _put(module, name, FusedNorm(weight, bias, float(args[7]), act), (args[0],), end, parts=True)
 
 
 def _put(
@@ -253,16 +253,23 @@ def _put(
 
 
 def _spend(module: GraphModule) -> None:
-    """A sum may be written over its other operand where a packed convolution made that and it is read last here."""
+    """A sum may be written over its other operand, and a norm over its only one, where one of ours made that and it is
+    read last here.
+    """
     order = {n: i for i, n in enumerate(module.graph.nodes)}
     made = {n: module.get_submodule(n.target) for n in order if n.op == "call_module"}
     ours = {n: m for n, m in made.items() if isinstance(m, FusedConv | FusedTransposed | FusedNorm)}
-    for n, conv in ours.items():
-        other: Any = n.args[1] if len(n.args) > 1 else None
-        if isinstance(conv, FusedConv) and other in ours and n.args[0] is not other:
-            others = [u for u in other.users if u is not n]
-            if all(order[u] < order[n] and (u in ours or _fresh(u)) for u in others):
-                conv.spends, n.meta["over"] = True, other
+
+    def last(value: Any, n: Node) -> bool:
+        others = [u for u in value.users if u is not n] if value in ours else [n]
+        return all(order[u] < order[n] and (u in ours or _fresh(u)) for u in others)
+
+    for n, m in ours.items():
+        if isinstance(m, FusedNorm) and last(n.args[0], n):
+            m.spends = True
+            n.meta["bytes"] //= 2  # not "over": the squares take as much on the way
+        elif isinstance(m, FusedConv) and len(n.args) > 1 and n.args[0] is not n.args[1] and last(n.args[1], n):
+            m.spends, n.meta["over"] = True, n.args[1]
 
 
 def _fresh(n: Node) -> bool:
