@@ -107,6 +107,17 @@ def test_a_volume_that_is_not_finite_stays_so(value: float) -> None:
         assert torch.equal(better(images).isfinite(), net(images).isfinite())
 
 
+def test_autocast_is_honoured() -> None:
+    torch.manual_seed(0)
+    net, images = Hourglass(3, nn.PReLU()).eval(), torch.randn(2, 1, 8, 8, 8)
+    fast, literal = (maps(net, images, optimise=o) for o in (True, False))
+    exact = fast(images)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        cast, as_it_is = fast(images), literal(images)
+    assert cast.dtype == as_it_is.dtype and not torch.equal(cast.float(), exact)
+    torch.testing.assert_close(cast.float(), exact, rtol=0.1, atol=0.05)
+
+
 def test_taps_of_a_volume_are_moved_too(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(fused_module, "_LARGE", 1)

@@ -31,7 +31,7 @@ def mark_tame(graph: Graph) -> None:
     known: dict[Node, float] = {graph.image: LARGEST}
     for n in graph.fx.nodes:
         if n.op == "call_function":
-            bound = _bound(n, known, graph.constants)
+            bound = bound_of(n, known, graph.constants)
             if bound is not None and bound < SAFE:  # not for NaN
                 known[n] = bound
                 n.meta["tame"] = True
@@ -57,7 +57,7 @@ def wild_inside() -> Iterator[None]:
         _wild.reset(token)
 
 
-def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> float | None:
+def bound_of(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> float | None:
     """What the op's values cannot exceed, from what it reads; None where that cannot be said."""
     name, args = op_name(n), list[Any](n.args)
     if name in _ONE:
