@@ -19,7 +19,8 @@ import unstride
 from benchmarks.speed import NETS
 from unstride import models
 from unstride.engine.compiled import compile_segment
-from unstride.engine.fused import Fuser, available
+from unstride.engine.fused import Fuser
+from unstride.engine.packing import available
 from unstride.engine.segments import as_it_is
 from unstride.geometry.find import find_layers
 from unstride.graph.capture import Graph, capture

@@ -1,13 +1,16 @@
 """No value exceeds its bound; where nothing is known, or a picture is out of bounds, NaN stays NaN."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from unstride.engine.bounds import LARGEST, SAFE, is_wild, mark_tame, wild_inside, wild_now
-from unstride.engine.fused import FusedConv, available
+from unstride.engine.bounds import LARGEST, SAFE, bound_of, is_wild, mark_tame, wild_inside, wild_now
+from unstride.engine.fused import FusedConv
+from unstride.engine.packing import available
 from unstride.enhanced import enhance
 from unstride.graph.capture import capture, run_nodes
 
@@ -36,6 +39,37 @@ def test_no_value_exceeds_what_a_tame_node_says(seed: int, size: float, scale: f
     seen = [(n, v) for n, v in run_nodes(graph, images) if n.meta.get("tame")]
     assert len(seen) >= 8
     assert all(float(v.abs().max()) < SAFE for _, v in seen if isinstance(v, Tensor))
+
+
+def volumes(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    act: list[nn.Module] = [nn.PReLU(4), nn.LeakyReLU(3.0)]  # a slope may be steep
+    layers: list[nn.Module] = [
+        nn.Conv3d(1, 4, 3, 2, 1),
+        nn.InstanceNorm3d(4, affine=bool(seed % 2)),
+        act[seed // 2 % 2],
+    ]
+    layers += [nn.ConvTranspose3d(4, 6, 3, 2, 1, 1), nn.GroupNorm(2, 6), nn.AvgPool3d(2), nn.Conv3d(6, 2, 1)]
+    return nn.Sequential(*layers).eval()
+
+
+@given(st.integers(0, 3), st.floats(0.1, LARGEST), st.booleans())
+@settings(max_examples=12, deadline=None)
+def test_no_value_of_a_volume_exceeds_its_bound(seed: int, size: float, spike: bool) -> None:
+    """A single cell that stands out is as far from the mean as it can be."""
+    graph = capture(volumes(seed), torch.randn(1, 1, 8, 8, 8))
+    mark_tame(graph)
+    images = size * (torch.rand(2, 1, 8, 8, 8) * 2 - 1)
+    if spike:
+        images *= 0
+        images[0, 0, 3, 3, 3] = size
+    known: dict[Any, float] = {graph.image: LARGEST}
+    for n, v in run_nodes(graph, images):
+        if isinstance(v, Tensor) and n.op == "call_function":
+            bound = bound_of(n, known, graph.constants)
+            assert bound is not None and n.meta["tame"], n
+            known[n] = bound
+            assert float(v.abs().max()) <= 1.001 * bound
 
 
 def fused(model: nn.Module, images: Tensor) -> list[FusedConv]:

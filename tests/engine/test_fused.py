@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import unstride
 from unstride.engine import fused as fused_module
 from unstride.engine.engine import Run
-from unstride.engine.fused import FusedConv, MovedDepthwise, Packing, available
+from unstride.engine.fused import FusedConv, MovedDepthwise
+from unstride.engine.packing import Packing, available
 from unstride.proof.benching import peak_bytes
 
 pytestmark = pytest.mark.skipif(

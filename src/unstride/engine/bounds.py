@@ -3,6 +3,7 @@ an activation may be applied in the pass of its convolution, which would make a 
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -16,9 +17,11 @@ from unstride.graph.ops import op_name
 
 LARGEST = 1e6  # of a picture's numbers
 SAFE = 1e30  # a convolution by way of transforms (Winograd) has larger numbers on its way
-_SAME = {"relu", "max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "mean", "reshape", "flatten", "permute", "slice"}
-_SAME |= {"silu", "hardswish", "upsample_nearest2d", "upsample_bilinear2d", "squeeze"}
-_SAME |= {"unsqueeze", "transpose", "expand"}
+_SQUARED = 1e18  # its square is a number yet, and so is the mean of such squares
+_SAME = {"relu", "silu", "hardswish", "mean", "reshape", "flatten", "permute", "slice", "squeeze", "unsqueeze"}
+_SAME |= {"transpose", "expand", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"}
+_SAME |= {f"{op}{n}d" for op in ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest") for n in (1, 2, 3)}
+_WEIGHTED = {"linear"} | {f"{op}{n}d" for op in ("conv", "conv_transpose") for n in (1, 2, 3)}
 _ONE = ("sigmoid", "hardsigmoid", "softmax", "tanh")
 _wild: ContextVar[bool] = ContextVar("wild", default=False)
 
@@ -28,7 +31,7 @@ def mark_tame(graph: Graph) -> None:
     known: dict[Node, float] = {graph.image: LARGEST}
     for n in graph.fx.nodes:
         if n.op == "call_function":
-            bound = _bound(n, known, graph.constants)
+            bound = bound_of(n, known, graph.constants)
             if bound is not None and bound < SAFE:  # not for NaN
                 known[n] = bound
                 n.meta["tame"] = True
@@ -54,7 +57,7 @@ def wild_inside() -> Iterator[None]:
         _wild.reset(token)
 
 
-def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> float | None:
+def bound_of(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> float | None:
     """What the op's values cannot exceed, from what it reads; None where that cannot be said."""
     name, args = op_name(n), list[Any](n.args)
     if name in _ONE:
@@ -73,10 +76,38 @@ def _bound(n: Node, known: dict[Node, float], constants: dict[str, Tensor]) -> f
     if name in ("add", "mul") and not n.kwargs:
         other = known.get(args[1]) if isinstance(args[1], Node) else abs(args[1])
         return None if other is None else own + other if name == "add" else own * other
-    if name in ("conv2d", "linear") and isinstance(args[1], Node) and args[1].name in constants:
-        weight, bias = constants[args[1].name], args[2] if len(args) > 2 else None
-        if isinstance(bias, Node) and bias.name not in constants:
-            return None
-        most = 0.0 if bias is None else float(constants[bias.name].abs().max())
-        return float(weight.double().abs().flatten(1).sum(1).max()) * own + most
+    if name in _WEIGHTED:
+        return _weighted(name, own, args, constants)
+    if name in ("leaky_relu", "prelu"):
+        slope = args[1] if len(args) > 1 else 0.01
+        most = _largest(slope, constants) if isinstance(slope, Node) else abs(slope)
+        return None if most is None else own * max(1.0, most)
+    if name in ("instance_norm", "group_norm"):
+        return _normed(n, own, args, constants)
     return None
+
+
+def _normed(n: Node, own: float, args: list[Any], constants: dict[str, Tensor]) -> float | None:
+    """By its own statistics no value is farther from the mean than by the variance of all that the mean is taken of."""
+    groups, (weight, bias) = (args[1], args[2:4]) if op_name(n) == "group_norm" else (None, args[1:3])
+    scale = 1.0 if weight is None else _largest(weight, constants)
+    shift = 0.0 if bias is None else _largest(bias, constants)
+    if scale is None or shift is None or own > _SQUARED or (groups is None and not args[5]):
+        return None
+    channels, cells = args[0].meta["val"].shape[1], math.prod(args[0].meta["val"].shape[2:])
+    return math.sqrt(cells * (1 if groups is None else channels // groups)) * scale + shift
+
+
+def _weighted(name: str, own: float, args: list[Any], constants: dict[str, Tensor]) -> float | None:
+    """A convolution's or linear layer's: the largest sum of an output's weights, signs left aside."""
+    if not isinstance(args[1], Node) or args[1].name not in constants:
+        return None
+    weight, bias = constants[args[1].name], args[2] if len(args) > 2 else None
+    most = 0.0 if bias is None else _largest(bias, constants)
+    by_output = weight.transpose(0, 1) if "transpose" in name else weight
+    return None if most is None else float(by_output.double().abs().flatten(1).sum(1).max()) * own + most
+
+
+def _largest(n: Any, constants: dict[str, Tensor]) -> float | None:
+    """The largest number of a constant, signs left aside; None where it is none."""
+    return float(constants[n.name].abs().max()) if isinstance(n, Node) and n.name in constants else None

@@ -1,12 +1,11 @@
 """Convolutions with weights packed once, and the sum and activation after them in the same call (oneDNN).
 
-Only for float32 on a CPU; the results are those of the separate ops to float rounding. Eager torch rearranges the
-weights at every call, which is most of the time of a small batch, and walks the map once more for each op.
+The results are those of the separate ops to float rounding; eager torch walks the map once more for each op.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,73 +15,40 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from unstride.engine.bounds import wild_now
-from unstride.engine.movers import Batch, Mover, Rows, neighbours
+from unstride.engine.movers import LAST, Batch, Mover, Rows, for_each, neighbours
+from unstride.engine.norms import FusedNorm
+from unstride.engine.packing import AFTER, Activation, Packing
+from unstride.engine.transposed import FusedTransposed
 from unstride.geometry.layers import SubsamplingLayer
 from unstride.geometry.states import State
 
 aten = torch.ops.aten
-_ALONE: dict[Any, tuple[str, list[float]]] = {
+_CONV = (aten.conv2d.default, aten.conv3d.default)
+_TRANSPOSED = (aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_ALONE: dict[Any, Activation] = {
     aten.silu.default: ("swish", []),
     aten.hardswish.default: ("hardswish", []),
     aten.relu6.default: ("hardtanh", [0.0, 6.0]),
-}
-_SEPARATE: dict[str, Callable[..., Tensor]] = {
-    "none": lambda y: y,
-    "relu": F.relu_,
-    "hardtanh": F.hardtanh_,
-    "swish": F.silu,
-    "hardswish": F.hardswish,
 }
 _DEAF = (
     "relu",
     "hardtanh",
 )  # in the same pass these make a number of NaN: applied to the result where there may be one
 _LARGE = 1 << 20  # bytes of one image's operand: to copy a smaller one takes no longer than to call one more op
-_NEEDED = (
-    "_reorder_convolution_weight",
-    "_get_mkldnn_serialized_md",
-    "_convolution_pointwise",
-    "_convolution_pointwise_",
-)
-
-
-def available(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the ops, and they speak of this device and type."""
-    usable = device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    usable = usable and bool(torch.backends.mkldnn.enabled)
-    return usable and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
-
-
-@dataclass(eq=False)
-class Packing:
-    """One weight (K, C, h, w) in the layouts that its uses want: few, though there are many batch sizes."""
-
-    dense: Tensor
-    layouts: dict[bytes, Tensor] = field(default_factory=dict)
-    uses: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-
-    def __call__(self, shape: torch.Size, padding: Any, stride: Any, dilation: Any, groups: int) -> Tensor:
-        key = (*shape, *padding)
-        packed = self.uses.get(key)
-        if packed is None:
-            ops = torch.ops.mkldnn
-            fresh = ops._reorder_convolution_weight(self.dense, padding, stride, dilation, groups, list(shape))
-            layout = bytes(ops._get_mkldnn_serialized_md(fresh).tolist())
-            packed = self.uses[key] = self.layouts.setdefault(layout, fresh)
-        return packed
 
 
 class FusedConv(nn.Module):
     """activation(conv(x) + other), with or without the sum and the activation."""
 
     def __init__(
-        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: tuple[str, list[float]], tame: bool
+        self, weight: Packing, bias: Tensor | None, args: tuple[Any, ...], act: Activation, tame: bool
     ) -> None:
         super().__init__()
         self.weight, self.bias, self.act = weight, bias, act
         self.hears = not tame and act[0] in _DEAF  # there may be NaN, which the same pass would not hear
         stride, padding, dilation, groups = args
-        self.where = (_pair(padding), _pair(stride), _pair(dilation), int(groups))
+        each = [for_each(v, weight.dense.ndim - 2) for v in (padding, stride, dilation)]
+        self.where: tuple[Any, ...] = (*each, int(groups))
         self.spends = False  # the sum is written over `other`, which nobody reads afterwards
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
@@ -90,7 +56,7 @@ class FusedConv(nn.Module):
             return self._separate(x, other)
         name, scalars = self.act
         if self.hears or (name in _DEAF and wild_now()):
-            return _SEPARATE[name](self._fused(x, other, "none", []), *scalars)
+            return AFTER[name](self._fused(x, other, "none", []), *scalars)
         return self._fused(x, other, name, scalars)
 
     def _fused(self, x: Tensor, other: Tensor | None, name: str, scalars: list[float]) -> Tensor:
@@ -99,18 +65,19 @@ class FusedConv(nn.Module):
         if other is None:
             return op.default(x, packed, self.bias, *self.where, name, scalars, "")  # a packet looks for it: slow
         after = None if name == "none" else name
-        if self.spends and other.is_contiguous(memory_format=torch.channels_last):
+        layout = LAST[x.ndim]
+        if self.spends and other.is_contiguous(memory_format=layout):
             op = torch.ops.mkldnn._convolution_pointwise_
             return op.binary(other, x, packed, self.bias, *self.where, "add", None, after, scalars, "")
-        other = other.contiguous(memory_format=torch.channels_last)
+        other = other.contiguous(memory_format=layout)
         return op.binary(x, other, packed, self.bias, *self.where, "add", None, after, scalars, "")
 
     def _separate(self, x: Tensor, other: Tensor | None) -> Tensor:
         padding, stride, dilation, groups = self.where
-        y = F.conv2d(x, self.weight.dense, self.bias, stride, padding, dilation, groups)
+        y = (F.conv2d if x.ndim == 4 else F.conv3d)(x, self.weight.dense, self.bias, stride, padding, dilation, groups)
         y = y if other is None else y + other
         name, scalars = self.act
-        return _SEPARATE[name](y, *scalars)
+        return AFTER[name](y, *scalars)
 
 
 class MovedDepthwise(nn.Module):
@@ -126,7 +93,7 @@ class MovedDepthwise(nn.Module):
         weight: Tensor,
         bias: Tensor | None,
         args: tuple[Any, ...],
-        act: tuple[str, list[float]],
+        act: Activation,
         tame: bool,
         taps: Sequence[Sequence["_Taps"]],
     ) -> None:
@@ -134,28 +101,29 @@ class MovedDepthwise(nn.Module):
         self.mover, self.tame = mover, tame
         stride, _, dilation, groups = args
         self.by_start: dict[tuple[int, ...], FusedConv] = {}
-        for y, x in itertools.product(*taps):
-            wider = Packing(F.pad(weight, (*x.zeros, *y.zeros)))
-            where = (stride, [y.padding, x.padding], dilation, groups)
-            self.by_start[y.start, x.start] = FusedConv(wider, bias, where, act, tame)
-        self.copied = FusedConv(Packing(weight), bias, (stride, [0, 0], dilation, groups), act, tame)
+        for some in itertools.product(*taps):
+            wider = Packing(F.pad(weight, [side for t in reversed(some) for side in t.zeros]))
+            where = (stride, [t.padding for t in some], dilation, groups)
+            self.by_start[tuple(t.start for t in some)] = FusedConv(wider, bias, where, act, tame)
+        self.copied = FusedConv(Packing(weight), bias, (stride, 0, dilation, groups), act, tame)
 
     @staticmethod
     def taps(
         mover: Mover, layers: Sequence[SubsamplingLayer], weight: Tensor, args: tuple[Any, ...], size: Sequence[int]
     ) -> list[list["_Taps"]] | None:
         """Per axis, the selections whose taps can be moved on maps of this size; None where no natural one can."""
-        stride, dilation, groups = _pair(args[0]), _pair(args[2]), args[3]
+        axes = tuple(range(weight.ndim - 2))
+        stride, dilation, groups = for_each(args[0], len(axes)), for_each(args[2], len(axes)), args[3]
         if mover.windows is None or mover.reach is None or mover.shift.site is None:
             return None
         steps, rate = mover.shift.steps, mover.shift.site.rate
-        depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and dilation == [1, 1]
-        if not depthwise or mover.axes != (0, 1) or mover.mode != "constant" or mover.batch != Batch(0, 1):
+        depthwise = weight.shape[1] == 1 and weight.shape[0] == groups and set(dilation) == {1}
+        if not depthwise or mover.axes != axes or mover.mode != "constant" or mover.batch != Batch(0, 1):
             return None
         if any(list(s.values()) != [1] for s in steps) or any(layers[k - 1].rate != rate for s in steps for k in s):
             return None  # other sites of the layer may thin out more
         found = []
-        for a in (0, 1):
+        for a in axes:
             own = weight.shape[2 + a]
             wanted = (mover.reach[a] - own) // stride[a] + 1
             pad = mover.windows[a].start
@@ -205,34 +173,48 @@ class Fuser:
 
     def __call__(self, module: nn.Module) -> nn.Module:
         assert isinstance(module, GraphModule)
-        graph = module.graph
-        for i, n in enumerate([n for n in graph.nodes if n.target is aten.conv2d.default]):
-            args = [*n.args, *(None, 1, 0, 1, 1)[len(n.args) - 2 :]]
-            weight, bias = _constant(module, args[1]), _constant(module, args[2])
-            if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
-                continue
-            end, other = _sum_after(n)
-            tame = bool(end.meta.get("tame"))
-            end, act = _activation_after(end, (other is not None))
-            name, where = f"conv_{i}", tuple(args[3:7])
-            inputs = (args[0],) if other is None else (args[0], other)
-            moved = self._large_mover(module, args[0], weight, where) if other is None else None
-            if moved is not None:
-                module.add_submodule(name, MovedDepthwise(moved[0], weight, bias, where, act, tame, moved[1]))
-                inputs = args[0].args
-            else:
-                packing = self.packings.setdefault((weight.data_ptr(), weight.shape, weight.stride()), Packing(weight))
-                module.add_submodule(name, FusedConv(packing, bias, where, act, tame))
-            with graph.inserting_before(end):  # where everything it reads is there
-                fused = graph.call_module(name, inputs)
-            fused.meta = dict(end.meta)
-            if moved is not None:  # parts, and all of them together
-                fused.meta["bytes"] = 2 * end.meta.get("bytes", 0)
-            end.replace_all_uses_with(fused)
-        graph.eliminate_dead_code()
+        for i, n in enumerate(list(module.graph.nodes)):
+            if n.target in _CONV:
+                self._conv(module, n, f"conv_{i}")
+            elif n.target in _TRANSPOSED:
+                self._transposed(module, n, f"transposed_{i}")
+            elif n.target is aten.instance_norm.default:
+                _norm(module, n, f"norm_{i}")
+        module.graph.eliminate_dead_code()
         _spend(module)
         module.recompile()
         return module
+
+    def _conv(self, module: GraphModule, n: Node, name: str) -> None:
+        args: list[Any] = [*n.args, *(None, 1, 0, 1, 1)[len(n.args) - 2 :]]
+        weight, bias = _constant(module, args[1]), _constant(module, args[2])
+        if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
+            return
+        end, other = _sum_after(n)
+        tame = bool(end.meta.get("tame"))
+        end, act = _activation_after(module, end, other is not None)
+        where, inputs = tuple(args[3:7]), (args[0],) if other is None else (args[0], other)
+        moved = self._large_mover(module, args[0], weight, where) if other is None else None
+        if moved is not None:
+            made: nn.Module = MovedDepthwise(moved[0], weight, bias, where, act, tame, moved[1])
+            inputs = args[0].args
+        else:
+            made = FusedConv(self._packing(weight), bias, where, act, tame)
+        _put(module, name, made, inputs, end, parts=moved is not None)
+
+    def _transposed(self, module: GraphModule, n: Node, name: str) -> None:
+        args: list[Any] = [*n.args, *(None, 1, 0, 0, 1, 1)[len(n.args) - 2 :]]
+        weight, bias = _constant(module, args[1]), _constant(module, args[2])
+        if weight is None or weight.dtype != torch.float32 or (args[2] is not None and bias is None) or n.kwargs:
+            return
+        if args[6] == 1:  # oneDNN has no way for the depthwise one
+            packing = self._packing(weight, transposed=True)
+            made = FusedTransposed(packing, bias, tuple(args[3:8]), bool(n.meta.get("tame")))
+            _put(module, name, made, (args[0],), n, parts=made.cells is not None)
+
+    def _packing(self, weight: Tensor, transposed: bool = False) -> Packing:
+        key = (weight.data_ptr(), weight.shape, weight.stride(), transposed)
+        return self.packings.setdefault(key, Packing(weight, transposed))
 
     def _large_mover(
         self, module: GraphModule, operand: Node, weight: Tensor, where: tuple[Any, ...]
@@ -247,17 +229,47 @@ class Fuser:
         return (mover, taps) if taps is not None else None
 
 
+def _norm(module: GraphModule, n: Node, name: str) -> None:
+    """Where it takes a map's own statistics; with running ones it is another op."""
+    args: list[Any] = list(n.args)
+    weight, bias = _constant(module, args[1]), _constant(module, args[2])
+    known = all(given is None or got is not None for given, got in ((args[1], weight), (args[2], bias)))
+    if known and args[3] is None and args[4] is None and args[5] and not n.kwargs:
+        end, act = _activation_after(module, n, False)
+        _put(module, name, FusedNorm(weight, bias, float(args[7]), act), (args[0],), end, parts=True)
+
+
+def _put(
+    module: GraphModule, name: str, made: nn.Module, inputs: tuple[Any, ...], end: Node, parts: bool = False
+) -> None:
+    """`made` in the place of the ops up to `end`; `parts`: there are parts, and all of them together."""
+    module.add_submodule(name, made)
+    with module.graph.inserting_before(end):  # where everything it reads is there
+        fused = module.graph.call_module(name, inputs)
+    fused.meta = dict(end.meta)
+    if parts:
+        fused.meta["bytes"] = 2 * end.meta.get("bytes", 0)
+    end.replace_all_uses_with(fused)
+
+
 def _spend(module: GraphModule) -> None:
-    """A sum may be written over its other operand where a packed convolution made that and it is read last here."""
+    """A sum may be written over its other operand, and a norm over its only one, where one of ours made that and it is
+    read last here.
+    """
     order = {n: i for i, n in enumerate(module.graph.nodes)}
     made = {n: module.get_submodule(n.target) for n in order if n.op == "call_module"}
-    convs = {n: c for n, c in made.items() if isinstance(c, FusedConv)}
-    for n, conv in convs.items():
-        other: Any = n.args[1] if len(n.args) > 1 else None
-        if other in convs and n.args[0] is not other:
-            others = [u for u in other.users if u is not n]
-            if all(order[u] < order[n] and (u in convs or _fresh(u)) for u in others):
-                conv.spends, n.meta["over"] = True, other
+    ours = {n: m for n, m in made.items() if isinstance(m, FusedConv | FusedTransposed | FusedNorm)}
+
+    def last(value: Any, n: Node) -> bool:
+        others = [u for u in value.users if u is not n] if value in ours else [n]
+        return all(order[u] < order[n] and (u in ours or _fresh(u)) for u in others)
+
+    for n, m in ours.items():
+        if isinstance(m, FusedNorm) and last(n.args[0], n):
+            m.spends = True
+            n.meta["bytes"] //= 2  # not "over": the squares take as much on the way
+        elif isinstance(m, FusedConv) and len(n.args) > 1 and n.args[0] is not n.args[1] and last(n.args[1], n):
+            m.spends, n.meta["over"] = True, n.args[1]
 
 
 def _fresh(n: Node) -> bool:
@@ -281,17 +293,24 @@ def _sum_after(conv: Node) -> tuple[Node, Node | None]:
     return user, other
 
 
-def _activation_after(n: Node, summed: bool) -> tuple[Node, tuple[str, list[float]]]:
+def _activation_after(module: nn.Module, n: Node, summed: bool) -> tuple[Node, Activation]:
     user = _only_user(n)
-    if user is not None and not user.kwargs:
-        if user.target is aten.relu.default:
-            return user, ("relu", [])
-        if user.target is aten.hardtanh.default and not summed:
-            given: list[Any] = list(user.args[1:])
-            return user, ("hardtanh", [float(v) for v in [*given, *(-1.0, 1.0)[len(given) :]]])
-        if user.target in _ALONE and not summed:
-            return user, _ALONE[user.target]
-    return n, ("none", [])
+    if user is None or user.kwargs:
+        return n, ("none", [])
+    given: list[Any] = list(user.args[1:])
+    if user.target is aten.relu.default:
+        return user, ("relu", [])
+    if summed:
+        return n, ("none", [])
+    if user.target is aten.hardtanh.default:
+        return user, ("hardtanh", [float(v) for v in [*given, *(-1.0, 1.0)[len(given) :]]])
+    if user.target is aten.leaky_relu.default:
+        return user, ("leaky_relu", [float(v) for v in given or (0.01,)])
+    if user.target is aten.prelu.default and user.args[0] is n:
+        slope = _constant(module, given[0])
+        if slope is not None and slope.numel() == 1:
+            return user, ("leaky_relu", [float(slope)])
+    return (user, _ALONE[user.target]) if user.target in _ALONE else (n, ("none", []))
 
 
 def _only_user(n: Node) -> Node | None:
@@ -301,8 +320,3 @@ def _only_user(n: Node) -> Node | None:
 def _same_shape(a: Node, b: Node) -> bool:
     shapes = [getattr(n.meta.get("val"), "shape", None) for n in (a, b)]
     return shapes[0] is not None and str(shapes[0]) == str(shapes[1])  # as text: comparing symbols would fix them
-
-
-def _pair(v: Any) -> list[int]:
-    values = [int(i) for i in v] if isinstance(v, list | tuple) else [int(v)]
-    return [values[0], values[-1]]

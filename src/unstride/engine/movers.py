@@ -18,6 +18,7 @@ from unstride.geometry.states import State
 from unstride.graph.ops import op_name
 
 _FILL = {"max_pool": float("-inf")}
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a value
 AVG_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -155,9 +156,13 @@ class Mover(nn.Module):
         return f"{self.shift.node.name} <- {self.shift.operand.name}"
 
 
+def lies_last(x: Tensor) -> bool:
+    """Whether the channels of a cell lie together, and not the cells of a channel."""
+    return x.ndim in LAST and x.is_contiguous(memory_format=LAST[x.ndim]) and not x.is_contiguous()
+
+
 def empty_like(shape: list[int], like: Tensor) -> Tensor:
-    last = like.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last) and not like.is_contiguous()
-    layout = torch.channels_last if last else torch.contiguous_format
+    layout = LAST[like.ndim] if lies_last(like) else torch.contiguous_format
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 

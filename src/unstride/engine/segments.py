@@ -184,8 +184,10 @@ class Builder:
         swap: dict[Node, Node] = {}
         for operand, shift in moves.items():
             source = shift.site.reads if shift.site is not None and shift.site.reads is not None else operand
-            swap[operand] = self._module(self._mover(n, source, shift), (self._value(source), self.states))
-            swap[operand].meta["bytes"] = self.c.size(source)
+            mover, shape = self._mover(n, source, shift), self.c.found.trace.shapes[source]
+            read = shape if mover.reach is None else (*shape[:2], *mover.reach)  # windows stand out of small maps
+            swap[operand] = self._module(mover, (self._value(source), self.states))
+            swap[operand].meta["bytes"] = tensor_bytes(read, self.c.graph.dtype)
         site = next((s for s in moves.values() if s.site is not None and s.site.windows is not None), None)
         if site is not None and site.site is not None:
             return self._window_op(n, site, swap[site.operand])

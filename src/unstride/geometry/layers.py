@@ -87,7 +87,7 @@ class Subsampling:
     def mostly_convolutions(self) -> bool:
         """Is at least half of the work done by convolutions?"""
         macs = self.trace.macs
-        return sum(m for n, m in macs.items() if op_name(n) == "conv2d") >= 0.5 * max(1, sum(macs.values()))
+        return sum(m for n, m in macs.items() if op_name(n).startswith("conv")) >= 0.5 * max(1, sum(macs.values()))
 
     def require_layers(self) -> None:
         """Raises NothingToSubsample, with every reason there is, where the model has no layer."""

@@ -17,6 +17,7 @@ aten = torch.ops.aten
 _NOTHING = ("clone", "contiguous", "alias", "detach", "lift_fresh_copy", "dropout")
 _FILLED = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
 _EVERYTHING = 2**63 - 1  # how a trace writes the end of a slice without one
+_FOLDED = ("conv1d", "conv2d", "conv3d", "linear")
 _NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
 
@@ -80,7 +81,7 @@ def _detach(graph: Graph, n: Node, swap: Any) -> None:
 def _fold(graph: Graph, norm: Node, constants: dict[str, Tensor], swap: Any) -> None:
     """conv, then batch norm with fixed statistics = one conv with scaled weights."""
     conv = norm.args[0]
-    if not isinstance(conv, Node) or conv.op != "call_function" or op_name(conv) not in ("conv2d", "linear"):
+    if not isinstance(conv, Node) or conv.op != "call_function" or op_name(conv) not in _FOLDED:
         return
     if len(conv.users) != 1 or any(leaf is conv for leaf in graph.leaves):
         return

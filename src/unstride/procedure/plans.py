@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from unstride.engine.bounds import mark_tame
 from unstride.engine.compiled import compile_segment
-from unstride.engine.fused import Fuser, available
+from unstride.engine.fused import Fuser
+from unstride.engine.packing import available
 from unstride.engine.segments import as_it_is
 from unstride.errors import InputError, ModelChanged, ModelRaised, OptionError
 from unstride.geometry.find import find_layers
