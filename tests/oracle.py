@@ -265,7 +265,9 @@ class Mover(TorchDispatchMode):
             for a in range(n):
                 end = first.shape[2 + a] * stride[a] + stride[a] + dilation[a] * (size[a] - 1)
                 wide.append((padding[a] + stride[a] - 1, max(end - x.shape[2 + a] - padding[a], 0)))
-            far = F.pad(x, [side for pair in reversed(wide) for side in pair], value=float("-inf"))
+            sides = [side for pair in reversed(wide) for side in pair]
+            # a window beyond the map says what the nearest cell does, all others do not see the difference
+            far = F.pad(x, sides, mode="replicate") if set(dilation) == {1} else F.pad(x, sides, value=float("-inf"))
             pool: Any = F.max_pool2d if n == 2 else F.max_pool3d
             dense = pool(far, size, 1, 0, dilation)
             starts = [r - 1 + k for r, k in zip(stride, self._along(x, s), strict=True)]

@@ -93,6 +93,20 @@ def test_a_state_is_a_slice_of_the_dense_op(n: int, name: str) -> None:
         assert gap(got, wanted) < 1e-12, f"selection {s}"
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_window_beyond_the_map_says_what_its_last_cell_does(n: int) -> None:
+    """1..5 in windows of two by two: 1 2, 3 4, 5; one later 2 3, 4 5, and nothing, whose maximum would be -inf."""
+    x = torch.arange(1.0, 6.0, dtype=torch.float64).view(1, 1, 5, *[1] * (n - 1)).expand(1, 2, *[5] * n)
+    model = Of(n, lambda y: MAX[n](2, 2, ceil_mode=True)(y)).double().eval()
+    net = Net.of(model, x)
+    mixed = model.mix(x)
+    (got,) = net.engine().start(x).add([(0, State(((1, *[0] * (n - 1)),)))])
+    first = mixed.narrow(2, 1, 4)
+    wanted = torch.cat([first, mixed.narrow(2, 4, 1), mixed.narrow(2, 4, 1)], 2)
+    assert torch.equal(got, MAX[n](2, 2, ceil_mode=True)(wanted))
+    assert got.isfinite().all()
+
+
 def test_a_signal_by_hand() -> None:
     """1..6 in windows of three by two, padded by one: 0 1 2, 2 3 4, 4 5 6; one later 1 2 3 ..., one before 0 0 1 ..."""
     x = torch.arange(1.0, 7.0, dtype=torch.float64).view(1, 1, 6)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unstride.geometry.grids import border_index
 from unstride.geometry.layers import Shift
 from unstride.geometry.positions import (
+    Site,
     Window,
 )
 from unstride.geometry.states import State
@@ -68,16 +69,16 @@ def selected(shift: Shift, state: State, a: int) -> int:
 class Mover(nn.Module):
     """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
-    def __init__(self, shift: Shift, batch: Batch, ndim: int, out_size: Sequence[int], stride: Sequence[int]) -> None:
+    def __init__(
+        self, shift: Shift, batch: Batch, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]
+    ) -> None:
         super().__init__()
-        self.shift, self.batch, self.ndim = shift, batch, ndim
+        self.shift, self.batch = shift, batch
         site = shift.site
         self.fill = _FILL.get(site.kind, 0.0) if site is not None else 0.0
-        self.mode = (
-            "replicate"
-            if site is not None and site.kind == "resize"
-            else (site.mode if site is not None else "constant")
-        )
+        self.mode = site.mode if site is not None else "constant"
+        if site is not None and (site.kind == "resize" or _misses(site, extent, out_size, stride)):
+            self.mode = "replicate"
         self.windows = site.windows if site is not None else None
         # what is moved: dimensions of the operand, and the axis along each
         self.dims: tuple[int | None, ...] = shift.grid.dims
@@ -154,6 +155,21 @@ class Mover(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.shift.node.name} <- {self.shift.operand.name}"
+
+
+def _misses(site: Site, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a moved window of a max pool may see nothing of the map: its -inf would soon be NaN.
+
+    A map that goes on beyond its edge has the same maxima in all other windows, which hold the cell at the edge.
+    """
+    if site.kind != "max_pool" or site.windows is None or any(w.dilation > 1 for w in site.windows):
+        return False
+    for d, w in enumerate(site.windows):
+        axis = site.axis(d)
+        most = 0 if axis is None else site.rate[axis] - 1
+        if (out_size[d] - 1) * stride[d] - w.start + most >= extent[d] or w.size - w.start - most <= 0:
+            return True
+    return False
 
 
 def lies_last(x: Tensor) -> bool:

@@ -199,7 +199,7 @@ class Builder:
         if shift.site is not None and shift.site.windows is not None:
             shape = shapes[n][0] if isinstance(shapes[n], list) else shapes[n]
             out, stride = list(shape[2:]), stride_of(n)
-        return Mover(shift, batch_of(source), len(shapes[source]), out, stride)
+        return Mover(shift, batch_of(source), shapes[source][2:], out, stride)
 
     def _module(self, module: nn.Module, args: tuple[Any, ...]) -> Node:
         name = f"move_{len(list(self.c.root.children()))}"
