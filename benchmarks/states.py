@@ -104,7 +104,7 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
             logits.append(answers(plan, crop(part).contiguous(), states))
             crops += [torch.stack([found.model(crop(part, *m).contiguous()) for m in moves])] if moves else []
     said = dict(zip(states, torch.cat(logits, 1).float(), strict=True))
-    beyond = replicated(found, crop(images), [s for s in states if s in set(_after(space))])
+    beyond = replicated(found, crop(images), [s for s in states if s in {*_after(space), *near}])
     nll = lambda x: F.cross_entropy(x, labels, reduction="none")  # noqa: E731
     right = lambda x: (x.argmax(1) == labels).float()  # noqa: E731
     plain = said[space.zero]
@@ -127,14 +127,15 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
         sides = ["/".join(map(str, s)) for s in (range(layer.rate[0]), layer.sides[0])]
         more = against([beyond[s] for s in single(space, k, True)])
         lines.append(f"| {k}: {layer.ops[0][0]} | {sides[0]} | {before} | {sides[1]} | {after} | {more} |")
-    mean = lambda chosen: against([torch.stack([said[s] for s in chosen]).softmax(-1).mean(0).log()])  # noqa: E731
-    lines += [f"| mean of {NEAR} near | | {mean(paper)} | | {mean(near)} | | |"]
+    together = lambda own, chosen: torch.stack([own[s] for s in chosen]).softmax(-1).mean(0).log()  # noqa: E731
+    ours, more = together(said, near), together(beyond, near)
+    means = f"{against([together(said, paper)])} | | {against([ours])} | {against([more])}"
+    lines.append(f"| mean of {NEAR} near | | {means} |")
     if crops:
         moved = torch.cat(crops, 1).float().softmax(-1).mean(0).log()
         lines.append(f"| mean of crops moved as far | | | | | {against([moved])} | | |")
-        ours = torch.stack([said[s] for s in near]).softmax(-1).mean(0).log()
-        gap = f"{told(nll(ours) - nll(moved))} | {told(right(ours) - right(moved), 100, 2)}"
-        lines.append(f"| near states less those crops | | | | | {gap} | | |")
+        less = (f"{told(nll(x) - nll(moved))} | {told(right(x) - right(moved), 100, 2)}" for x in (ours, more))
+        lines.append(f"| near states less those crops | | | | | {' | '.join(less)} |")
     return [*lines, ""]
 
 
