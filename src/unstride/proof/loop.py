@@ -295,7 +295,7 @@ def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
     plan = better.plan
-    asked = {n: getattr(better.recipe, n) for n in (*SEARCH, "align", "border") if n not in ("budget", "seed", "stop")}
+    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
     asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
     attention = better.attention
