@@ -238,6 +238,7 @@ def _usual(name: str, task: str) -> str:
 
 
 SEARCH = tuple(f.name for f in fields(Recipe) if f.metadata["search"])
+EITHER = ("temperature", "precision")  # what looks and a search have in common
 
 
 def _listed(wanted: str) -> str:
