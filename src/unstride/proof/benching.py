@@ -26,8 +26,8 @@ from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
 from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
-from unstride.proof.pacing import LEAST, paced
 from unstride.procedure.gates import Stage
+from unstride.proof.pacing import LEAST, paced
 from unstride.proof.runner import own_budgets
 from unstride.recipe import Recipe
 from unstride.tta import TTA
@@ -188,7 +188,8 @@ def bench(
 
     `learned`: with attention, untrained: the cost is the same.
     `recipe` and `options` are those of `enhance`: the paper's search at 4 and 10 states where neither it nor `budgets`
-    say anything else. A recipe with stages of looks is measured after each stage, with all gates open. `seconds` bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
+    say anything else. A recipe with stages of looks is measured after each stage, with all gates open. `seconds`
+    bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
     """
     if not isinstance(example, Tensor):
         reusable(example, "example")
