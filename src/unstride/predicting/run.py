@@ -167,6 +167,8 @@ def _job(
     options: Any,
 ) -> Job:
     check_out(out)
+    if not isinstance(model, str | Loaded):
+        raise OptionError(f"model is {type(model).__name__}; wanted a name, or what unstride.models.load gives")
     if top < 1 or (batch is not None and batch < 1):
         raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
     loaded = load_model(model, weights) if isinstance(model, str) else model
@@ -188,7 +190,21 @@ def _job(
     shown = min(top, len(loaded.classes) or top)
     if not meant.classes and not meant.maps:  # all numbers of the answer
         shown = math.prod(better.plan.found.trace.shapes[better.plan.targets[0].leaf][1:])
-    return Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
+    job = Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
+    _check(job)
+    return job
+
+
+def _check(job: Job) -> None:
+    """What every picture would stumble over is said before the first."""
+    for stage in job.better.recipe.stages:
+        if stage.gate is not None:
+            stage.gate.opens(torch.ones(1))
+    for given in map(Path, job.inputs):
+        if job.columns.file == "mask" and given.is_dir() and job.out.is_relative_to(os.path.realpath(given)):
+            raise OptionError(
+                f"--out {job.out}: its masks would lie in {given}, among the pictures; give a name in another folder"
+            )
 
 
 def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
