@@ -206,7 +206,8 @@ def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
             unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     with pytest.raises(OptionError, match="parts of another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
-    assert unstride.predict(f"{nets}:net", folder, out, recipe="flip").pictures == 3
+    done = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    assert (done.pictures, done.before) == (3, 3) and "(0.0 pictures/s)" in str(done)
 
 
 def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):

@@ -66,9 +66,11 @@ class Predicted:
     waiting: float
     masks: str | None = None
     already: bool = False  # the table was there, from an earlier run whose figures these are
+    before: int = 0  # of the pictures, those that a run before a crash had done
 
     def __str__(self) -> str:
-        rate = f" ({self.pictures / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
+        own = self.pictures - self.before
+        rate = f" ({own / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
         why = ", see the column `error` of the table" if self.errors else ""
         lines = [
             *(["already done: nothing left to do"] * self.already),
@@ -143,12 +145,12 @@ def predict(
                 job.parts.claim(run)
             us.wait()
             start = time.perf_counter()
-            count, waited = _work(job, found, us, progress)
+            count, waited, before = _work(job, found, us, progress)
             us.wait()
             done = None
             if us.leads:
                 seconds = time.perf_counter() - start
-                done = _join(job, count, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
+                done = _join(job, count, before, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
         if us.leads:
             job.parts.remove()
         told = us.share(done)
@@ -254,8 +256,10 @@ def _finished(job: Job, run: str) -> Predicted | None:
 # ------------------------------------------------------------------------------------------------------------ the work
 
 
-def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float]:
-    """Makes the parts that are missing, each process its share; how many pictures there are, and the seconds waited."""
+def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
+    """Makes the parts that are missing, each process its share: how many pictures there are, the seconds waited, and
+    how many of them were done before.
+    """
     finished = us.share(job.parts.done() if us.leads else set())
     seen = _Dealt(entries(job.inputs), finished, us)
     reader = Reader(Preparing(job.loaded.preprocess, job.better.recipe))
@@ -275,7 +279,7 @@ def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, floa
                 spent = time.perf_counter() - start
                 advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
             job.parts.save(number, [rows[index] for index in sorted(rows)])
-    return seen.count, reader.waited
+    return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in finished)
 
 
 class _Dealt:
@@ -371,7 +375,7 @@ class _Counted:
             yield row
 
 
-def _join(job: Job, count: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
+def _join(job: Job, count: int, before: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
     """The parts as one table, and what made it beside it."""
     if not count:
         raise DataError(f"{', '.join(job.inputs)}: there is no picture")
@@ -380,9 +384,9 @@ def _join(job: Job, count: int, seconds: float, waiting: float, about: dict[str,
     write_table(whole, job.columns, iter(counted))
     os.replace(whole, job.out)
     good = max(1, counted.good)
-    masks = None if job.masks is None else str(job.masks)
     done = Predicted(
-        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting, masks
-    )
+        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting,
+        None if job.masks is None else str(job.masks), before=before,
+    )  # fmt: skip
     outputs.write_whole(job.record, (strict.dumps({**about, "done": asdict(done)}) + "\n").encode())
     return done
