@@ -145,12 +145,12 @@ def predict(
                 job.parts.claim(run)
             us.wait()
             start = time.perf_counter()
-            count, waited, before = _work(job, found, us, progress)
+            count, waited, earlier = _work(job, found, us, progress)
             us.wait()
             done = None
             if us.leads:
                 seconds = time.perf_counter() - start
-                done = _join(job, count, before, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
+                done = _join(job, count, earlier, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
         if us.leads:
             job.parts.remove()
         told = us.share(done)
