@@ -1,10 +1,12 @@
 """An Enhanced where a model of another library is expected: transformers' pipeline, accelerate's loop, keywords."""
 
 import copy
+import inspect
 import pickle
 
 import pytest
 import torch
+from procedure_nets import SmallNet, seeded
 from small_nets import photo
 from torch import nn
 
@@ -42,6 +44,16 @@ def test_keywords_as_the_library_calls_it(resnet):
         better()
     with pytest.raises(InputError, match="wanted the images"):
         better(labels=torch.zeros(4))
+
+
+def test_a_name_that_the_model_has_not_is_refused():
+    net = seeded(SmallNet())
+    x = torch.zeros(1, 3, 32, 32)
+    better = unstride.enhance(net, x, recipe="flip")
+    name = next(iter(inspect.signature(net.forward).parameters))
+    assert torch.equal(better(**{name: x}), better(x))
+    with pytest.raises(InputError, match="got pictures, wanted the images"):
+        better(pictures=x)
 
 
 def test_what_is_not_ours_is_the_models(resnet):

@@ -223,3 +223,28 @@ def test_bad_input_is_typed(net: nn.Module, images: torch.Tensor, better: unstri
         unstride.enhance(nn.Conv2d(3, 4, 3, 2), images[:1], task="classification")
     with pytest.raises(NothingToSubsample):
         unstride.enhance(nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), images[:1])
+
+
+def test_looks_and_curves_are_what_the_recipe_answers(net: nn.Module, images: torch.Tensor) -> None:
+    zero = unstride.enhance(net, images[:1]).plan.found.space.zero
+    states = (zero, zero.at(1, (0, 1)), zero.at(1, (1, 0)))
+    for more in ({"states": states}, {"precision": "bfloat16"}, {"temperature": 2.0}):
+        one = unstride.enhance(net, images[:1], recipe="paper", budget=1 if "states" in more else 4, **more)
+        logits, costs = one.looks(images)
+        wanted = one(images)
+        assert logits.dtype == wanted.dtype
+        assert torch.allclose(logits, wanted, atol=0.1 if "precision" in more else 1e-5), more
+        assert costs == [p.cost for p in one.explain(images)] and min(costs) > 1.5
+    assert torch.equal(one.curve(images, (4,))[4], logits)
+
+
+def test_a_search_from_the_default_recipe_keeps_what_both_have(net: nn.Module, images: torch.Tensor) -> None:
+    warm = unstride.enhance(net, images[:1], temperature=2.0, precision="bfloat16").with_options(budget=4)
+    assert (warm.recipe.budget, warm.recipe.temperature, warm.recipe.precision) == (4, 2.0, "bfloat16")
+
+
+def test_alignment_and_border_ask_for_the_search(net: nn.Module, images: torch.Tensor) -> None:
+    for asked in ({"align": False}, {"border": "zeros"}):
+        assert unstride.enhance(net, images[:1], **asked).recipe.searches
+        with pytest.raises(OptionError, match="belongs to the paper's search"):
+            unstride.enhance(net, images[:1], recipe="flip", **asked)

@@ -36,7 +36,7 @@ from unstride.procedure.prediction import Prediction, cropped
 from unstride.procedure.search import default_layers
 from unstride.procedure.tasks import Plan
 from unstride.recipe import Recipe
-from unstride.recipe.recipe import SEARCH
+from unstride.recipe.recipe import EITHER, SEARCH
 from unstride.recipe.saving import Saved, opened, read_saved, write_saved
 from unstride.views.canvas import Canvas, Source, as_source, batches, casting
 from unstride.views.images import Preprocess
@@ -183,15 +183,18 @@ class Enhanced(nn.Module):
     def costs(self, images: Tensor, budgets: Sequence[int]) -> dict[int, tuple[Tensor, list[float]]]:
         """`curve`, and beside it each image's cost at each budget, as a multiple of a plain forward."""
         asked = each_budget(budgets)
-        _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
+        with casting(self._source(images), self.recipe.precision):
+            _, at, _, macs = self.with_options(budget=max(asked)).run(images, asked)
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
         """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
         source = self._source(images)
+        if not self.recipe.stages:
+            seen = source.see(IDENTITY)
+            count = self.options(self.fitted(seen)[1]).budget  # of states that are given, as many as there are
+            return self.costs(seen, [count])[count]
         with casting(source, self.recipe.precision):
-            if not self.recipe.stages:
-                return self.costs(source.see(IDENTITY), [self.recipe.budget])[self.recipe.budget]
             looked, plan, crop = self._looked(source)
             return self._main(looked, plan, crop), [m / looked.plain_macs for m in looked.macs]
 
@@ -246,7 +249,7 @@ class Enhanced(nn.Module):
         """
         base = changes.pop("recipe", self.recipe)
         if base is self.recipe and base.name == "default" and set(changes) & set(SEARCH):
-            base = "paper"
+            base, changes = "paper", {name: getattr(self.recipe, name) for name in EITHER} | changes
         max_bytes, optimise = changes.pop("max_bytes", self.max_bytes), changes.pop("optimise", self.optimise)
         kept = opened(base, self.model, changes.pop("preprocess", self.preprocess), self.task)
         other = Enhanced(self.model, kept.recipe.changed(**changes), max_bytes, optimise, kept.preprocess)
@@ -257,9 +260,8 @@ class Enhanced(nn.Module):
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
         """Recipe, learned aggregation and the network's fingerprint in a file for `unstride.load(path, model)`."""
-        plan = next(iter(self.plans.values()), None)
         kept = Saved(self.recipe, self.attention, preprocess or self.preprocess, self.max_bytes, self.optimise)
-        return write_saved(path, self.model, kept, plan)
+        return write_saved(path, self.model, kept, next(iter(self.plans.values()), None))
 
     @property
     def signature(self) -> str:
@@ -315,8 +317,7 @@ class Enhanced(nn.Module):
         parts = images.tensor_split(-(-len(images) // self.images_at_once(plan, options, len(images))))
         leaves, at, predictions, macs = assemble.searched(plan, parts, options, budgets, explain, self.recipe.warmed)
         output = assemble.returned(plan, leaves, crop, len(images))
-        if crop is not None:
-            predictions = [assemble.cropped_prediction(p, crop) for p in predictions]
+        predictions = predictions if crop is None else [assemble.cropped_prediction(p, crop) for p in predictions]
         return output, {b: cropped(logits, crop) for b, logits in at.items()}, predictions, macs
 
     def plain(self, images: Tensor) -> Tensor:
@@ -372,8 +373,7 @@ def enhance(
     asked = {**options, **({} if budget is None else {"budget": budget})}
     if not isinstance(recipe, str | Path | Recipe | None):
         raise OptionError(f"recipe: got {recipe!r}, wanted a name such as 'default', a file, or a Recipe")
-    if recipe is None:
-        recipe = "paper" if set(asked) & set(SEARCH) else "default"
+    recipe = ("paper" if set(asked) & set(SEARCH) else "default") if recipe is None else recipe
     example = check_images(example, "example", wanted_axes(model))[:1]
     own = isinstance(recipe, Recipe) or Path(recipe).suffix in (".toml", ".json", ".safetensors")
     told = task_of(asked.pop("task", "auto"), model, example, own)

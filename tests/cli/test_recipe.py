@@ -141,3 +141,10 @@ def test_what_fit_saved_is_a_recipe(tmp_path, picture):
     assert len(shown["images"][0]["states"]) == 4
     refused = run("fit", "sample", "--data", "sample", "--limit", 4, "--recipe", "flip", "--out", out, code=1)
     assert "stages of looks" in refused.stderr
+
+
+def test_gates_set_without_labels_are_told_as_json_too(picture, tmp_path):
+    ask = ["tune", "sample", "--pictures", picture, "--cost", 1.2]
+    told = json.loads(run(*ask, "--json", "--out", tmp_path / "set.toml").stdout)
+    assert (told["pictures"], told["proved"], told["out"]) == (1, False, str(tmp_path / "set.toml"))
+    assert "--report is for labelled pictures" in run(*ask, "--report", tmp_path / "r.html", code=2).output

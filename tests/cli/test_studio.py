@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unstride.cli import app
+from unstride.studio.choices import named
 from unstride.studio.server import StudioServer
 
 
@@ -23,3 +24,14 @@ def test_the_command_tells_where_the_page_is(monkeypatch: pytest.MonkeyPatch) ->
     wrong = CliRunner().invoke(app, ["studio", "timm:no_such_net", "--weights", "none"])
     assert wrong.exit_code == 1
     assert "no_such_net" in wrong.stderr
+
+
+def test_a_recipe_that_cannot_be_run_is_said_before_the_page_is_there() -> None:
+    for ask, words in (
+        (["--recipe", "nowhere.toml"], "nowhere.toml"),
+        (["--recipe", "flip", "--align", "off"], "align"),
+    ):
+        done = CliRunner().invoke(app, ["studio", "sample", "--port", "0", *ask])
+        assert done.exit_code == 1 and words in done.stderr, done.output
+    assert named({"temperature": 2.0}) == "given: default, temperature 2.0"
+    assert named({"order": "cost"}) == "given: paper, order cost"

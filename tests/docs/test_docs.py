@@ -93,7 +93,7 @@ def test_command_lines_are_understood(page: str) -> None:
 
     group = typer.main.get_command(app)
     for line in commands(page):
-        words = shlex.split(line)
+        words = shlex.split(line, comments=True)
         words = words[words.index("unstride") + 1 :]
         command = group
         with command.make_context("unstride", [*words], resilient_parsing=True):
@@ -146,7 +146,7 @@ def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match(r"unstride \w", line)]
     assert len(lines) >= 2
     for line in lines:
-        _, name, *words = shlex.split(line)
+        _, name, *words = shlex.split(line, comments=True)
         group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):

@@ -122,6 +122,9 @@ def test_what_cannot_be_one_graph_is_refused_with_the_reason(tmp_path):
     refused(Recipe("r", stages=(Stage(), Stage(views("mirror"), gate=Gate(share=0.2)))), "calibrate")
     refused(Recipe("r", stages=(Stage(), Stage(views("mirror"), gate=Gate("agreement", below=0.9)))), "agreement")
     refused(Recipe("r", stages=(Stage(views("plain", "Rotate=10")),)), "no op for it")
+    refused("flip", "precision 'bfloat16' casts", precision="bfloat16")
+    with pytest.raises(OptionError, match=r"unstride\.enhance"):
+        export(net(), X[:1], tmp_path / "net.pt2")
     with pytest.raises(OptionError, match=r"\.onnx \.pt2"):
         export(unstride.enhance(net(), X[:1], recipe="flip"), X[:1], tmp_path / "net.tflite")
 
@@ -141,6 +144,8 @@ def test_exporting_an_enhanced_model_directly_says_what_to_do():
     better = unstride.enhance(net(), X[:1], recipe="flip")
     with pytest.raises(Exception, match=r"unstride\.export\.export"):
         torch.export.export(better, (X,))
+    with pytest.raises(OptionError, match=r"unstride\.export\.export"):
+        torch.jit.trace(better, X)
 
 
 @pytest.mark.parametrize("view", ["1.3x", "mirror + 0.5x", "ShiftX=5 + ShiftY=-3", "Field=1.2", "FiveCrop=RightBottom"])

@@ -90,6 +90,23 @@ def test_hugging_face_on_disk_with_and_without_splits(tmp_path):
     assert open_image(next(entries([tmp_path / "one"])).fetch()).tobytes() == photo(0).tobytes()
 
 
+def test_a_row_without_a_picture_is_an_error_of_its_own(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"image": [{"bytes": png(photo()), "path": None}, None]})
+    data.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path / "one"))
+    first, second = entries([tmp_path / "one"])
+    assert first.fetch()
+    with pytest.raises(DataError, match="row 1: there is no picture"):
+        second.fetch()
+
+
+def test_a_list_is_a_file_whatever_its_bytes(tmp_path):
+    (tmp_path / "list.txt").write_bytes(b"\xff.png\n")
+    assert names(f"@{tmp_path / 'list.txt'}") == [str(tmp_path / os.fsdecode(b"\xff.png"))]
+    with pytest.raises(DataError, match="is a folder"):
+        names(f"@{tmp_path}")
+
+
 def test_what_is_not_there_is_said_before_anything_is_read(tmp_path):
     photo().save(tmp_path / "a.png")
     with pytest.raises(DataError, match="no such file or folder"):

@@ -149,6 +149,40 @@ def test_masks_lie_over_the_picture_and_have_colours(nets, tmp_path):
         assert 0 <= row["changed"] < 1
 
 
+def test_masks_are_not_written_among_the_pictures(nets, tmp_path):
+    """They would be pictures of the next run, and a killed one could not go on."""
+    folder = photos(tmp_path / "photos", 1)
+    with pytest.raises(OptionError, match="among the pictures"):
+        unstride.predict(f"{nets}:segmenter", folder, folder / "p.csv", recipe="flip")
+    assert unstride.predict(f"{nets}:net", folder, folder / "p.csv", recipe="flip").pictures == 1
+
+
+def test_the_names_ending_says_the_form_however_it_is_written(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 1)
+    unstride.predict(f"{nets}:net", folder, tmp_path / "p.CSV", recipe="plain")
+    assert (tmp_path / "p.CSV").read_text().startswith("picture,class_1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only names that are text")
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_names_that_are_no_text_are_written_readably(nets, tmp_path, suffix):
+    folder = photos(tmp_path / "photos", 1)
+    (folder / "0000.png").rename(folder / os.fsdecode(b"\xff.png"))
+    unstride.predict(f"{nets}:net", folder, tmp_path / f"p.{suffix}", recipe="plain")
+    text = (tmp_path / f"p.{suffix}").read_text()
+    name = json.loads(text)["picture"] if suffix == "jsonl" else text.splitlines()[1].split(",")[0]
+    assert name.endswith("\\xff.png")
+
+
+def test_a_gate_that_is_not_set_and_a_bare_module_are_refused_at_once(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 1)
+    unset = Recipe(stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate(share=0.5))))
+    with pytest.raises(OptionError, match="calibrate"):
+        unstride.predict(f"{nets}:net", folder, tmp_path / "p.csv", recipe=unset)
+    with pytest.raises(OptionError, match=r"models\.load"):
+        unstride.predict(models.load(f"{nets}:net").model, folder, tmp_path / "p.csv")
+
+
 def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, tmp_path):
     folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
     first = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
@@ -172,7 +206,8 @@ def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
             unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     with pytest.raises(OptionError, match="parts of another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
-    assert unstride.predict(f"{nets}:net", folder, out, recipe="flip").pictures == 3
+    done = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    assert (done.pictures, done.before) == (3, 3) and "(0.0 pictures/s)" in str(done)
 
 
 def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):

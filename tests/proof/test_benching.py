@@ -8,6 +8,7 @@ from torch import nn
 
 from unstride.errors import OptionError
 from unstride.proof.benching import bench, interleaved, peak_bytes
+from unstride.recipe import Recipe
 
 
 def test_peak_is_what_was_alive_at_once():
@@ -102,3 +103,22 @@ def test_the_progress_ends_where_it_said(asked, monkeypatch):
     )
     assert len(seen) == 1
     assert seen[0][0] == seen[0][1] > 0
+
+
+def small(**asked):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    return bench(model, torch.zeros(1, 3, 16, 16), batches=(1,), repeats=1, memory=False, growth=False, **asked).rows
+
+
+def test_a_recipe_is_measured_with_the_states_that_it_asks_for(monkeypatch):
+    monkeypatch.setattr("unstride.proof.benching.LEAST", 1e-9)
+    given = [((0, 0),), ((0, 1),), ((1, 0),)]
+    for recipe, states in (("paper", [4, 10]), (Recipe("three", budget=3), [3]), (Recipe(states=given), [3])):
+        assert [row.budget for row in small(recipe=recipe)] == states
+    assert [(row.budget, row.macs) for row in small(recipe="plain")] == [(1, 1.0)]
+
+
+@pytest.mark.parametrize("task", ["embedding", "regression", "multilabel"])
+def test_tasks_without_a_policy_are_measured_without_tta(task, monkeypatch):
+    monkeypatch.setattr("unstride.proof.benching.LEAST", 1e-9)
+    assert [row.tta for row in small(task=task, budgets=(2,))] == [None]

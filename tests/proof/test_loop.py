@@ -284,6 +284,28 @@ def test_where_nothing_is_asked_for_the_default_recipe_is_measured(dataset):
         evaluate(tiny.net(), dataset, recipe="flip", tta="flip")
 
 
+def test_a_recipe_of_ones_own_is_measured_as_it_is(dataset):
+    """At its own budget, with its own seed, states and precision: what is proved is what `predict` runs."""
+    x, labels = loaded_images(dataset)
+    zero = unstride.enhance(tiny.net(), x[:1]).plan.found.space.zero
+    recipes = [
+        unstride.Recipe("six", budget=6),
+        unstride.Recipe("drawn", budget=6, criterion="random", seed=1),
+        unstride.Recipe("given", states=(zero, zero.at(1, (0, 1)), zero.at(1, (1, 1)))),
+        unstride.Recipe("warm", temperature=2.0),
+    ]
+    for recipe in recipes:
+        better = unstride.enhance(tiny.net(), x[:1], recipe=recipe)
+        _, row = evaluate(tiny.net(), dataset, recipe=recipe)
+        wanted = metrics.score(better(x), labels)
+        assert row.metrics["nll"] == pytest.approx(float(np.mean(wanted.nll)), abs=1e-5), recipe
+        assert row.macs == pytest.approx(np.mean([p.cost for p in better.explain(x)])), recipe
+    half = evaluate(tiny.net(), dataset, recipe=recipes[0], precision="bfloat16")[-1]
+    assert half.metrics["nll"] != evaluate(tiny.net(), dataset, recipe=recipes[0])[-1].metrics["nll"]
+    assert [row.plain for row in evaluate(tiny.net(), dataset, recipe="plain")] == [True]
+    assert [row.budget for row in evaluate(tiny.net(), dataset, recipe="paper")] == [1, 4, 10, 15]
+
+
 def test_wrong_arguments(dataset, tmp_path, monkeypatch):
     model = tiny.net()
     for budgets in ((), (0,), (2.5,)):

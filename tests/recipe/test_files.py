@@ -1,6 +1,8 @@
 """A recipe's file: readable, whole, checked by name when it is read."""
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -67,7 +69,16 @@ def test_a_file_holds_the_network_preprocessing_and_figures(tmp_path):
         ("version = 1\n[[stage]]\nviews = ['Identity']\ngate = {by = 'mood', below = 0.5}\n", "mood"),
         ("version = 1\nstop = {rule = 'os.system'}\n", "Confident"),
         ("version = ", "TOML"),
-        ("version = 1\nstage = 3\n", "usable"),
+        ("version = 1\nstage = 3\n", r"\[\[stage\]\]"),
+        ("version = 1\n[stage]\nviews = ['plain']\n", r"\[\[stage\]\]"),
+        ("version = true\n", "version True"),
+        ("version = 1\n[model]\nfingerprnt = 'x'\n", "model has no 'fingerprnt'"),
+        ("version = 1\nfigures = 3\n", "figures: got 3"),
+        ("version = 1\nstates = [[0, 1.5]]\n", "list of states"),
+        ("version = 1\n[[stage]]\n", "views None"),
+        ("version = 1\n[[stage]]\nviews = ['plain']\ngate = {by = 'margin', belo = 1}\n", "a gate has no 'belo'"),
+        ("version = 1\nbudget = 3\nstop = {rule = 'Confident', q = 1}\n", "Confident has no 'q'"),
+        ("version = 1\nbudget = 3\nstop = 'Confident'\n", "stop: got 'Confident', wanted a table"),
     ],
 )
 def test_what_a_file_cannot_mean_is_refused_by_name(tmp_path, text, words):
@@ -75,6 +86,17 @@ def test_what_a_file_cannot_mean_is_refused_by_name(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(ArtefactError, match=words):
         read(path)
+
+
+@pytest.mark.parametrize("suffix", ["toml", "json"])
+def test_figures_of_any_library_are_written_as_numbers(tmp_path, suffix):
+    figures = {"gain": np.float64(0.5), "images": np.int64(3), "each": [torch.tensor(0.25)], "nothing": None}
+    path = write(tmp_path / f"r.{suffix}", get("flip"), figures={**figures, "interval": float("nan")})
+    found = dict(read(path).figures)
+    assert found.pop("interval") is None or suffix == "toml"
+    assert found == {"gain": 0.5, "images": 3, "each": [0.25]}
+    with pytest.raises(OptionError, match="figures: got"):
+        write(path, get("flip"), figures={"rows": {1, 2}})
 
 
 def test_only_known_forms_are_written(tmp_path):

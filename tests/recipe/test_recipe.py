@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+import numpy as np
 import pytest
 
 import unstride
@@ -61,6 +62,47 @@ def test_looks_and_search_are_not_mixed():
         Recipe(stages=(Stage((parse_view("mirror"),)),))
     with pytest.raises(OptionError, match="first stage"):
         Recipe(stages=(Stage(gate=Gate(below=0.5)),))
+
+
+def test_a_recipe_prints_all_that_it_changes():
+    assert "temperature 2" in str(get("plain").changed(temperature=2.0))
+    assert "precision bfloat16" in str(get("flip").changed(precision="bfloat16"))
+    warm = Stage((parse_view("plain"), parse_view("1.3x")), weights=(1, 0.5), temperatures=(1, 1.2))
+    assert "1.3x (weight 0.5, temperature 1.2)" in str(Recipe(stages=(warm,)))
+
+
+def test_fields_of_the_search_are_refused_beside_stages():
+    for changes in ({"align": False}, {"border": "zeros"}, {"criterion": "random"}, {"stop": unstride.Confident(0.9)}):
+        with pytest.raises(OptionError, match=next(iter(changes))):
+            Recipe(stages=(Stage(),), **changes)
+        with pytest.raises(OptionError, match="recipe='paper'"):
+            get("flip").changed(**changes)
+
+
+def test_recipes_that_are_equal_hash_alike_however_they_were_written():
+    state, mirror = unstride.State(((0, 1), (1, 0))), parse_view("mirror")
+    one = Recipe(stages=[Stage(), Stage([mirror], [state], Gate(below=1), weights=[1])], temperature=np.float64(1.5))
+    two = Recipe(
+        stages=(Stage(), Stage((mirror,), (((0, 1), (1, 0)),), Gate(below=1.0), weights=(1.0,))), temperature=1.5
+    )
+    assert one == two and hash(one) == hash(two) and one.digest() == two.digest()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"views": ("mirror",)}, "parse_view"),
+        ({"views": "mirror"}, "parse_view"),
+        ({"states": 3}, "near:4"),
+        ({"states": ("x",)}, "near:4"),
+        ({"gate": "margin"}, "Gate"),
+        ({"weights": ("a",)}, "positive number"),
+        ({"temperatures": (1.0, 2.0)}, "positive number"),
+    ],
+)
+def test_what_a_stage_cannot_be_is_refused_in_words(asked, words):
+    with pytest.raises(OptionError, match=words):
+        Stage(**asked)
 
 
 def test_a_misspelt_name_gets_a_hint():

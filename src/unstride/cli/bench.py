@@ -42,7 +42,8 @@ def bench(
 ) -> None:
     """Measure time, work and memory against the plain forward, and against flips and crops with as many views.
 
-    Without --budget: 4 and 10 states of the paper's search; a recipe with stages of looks is measured after each stage.
+    Without --budget: 4 and 10 states of the paper's search, or as many as a recipe of your own asks for; one with
+    stages of looks is measured after each stage.
     """
     from unstride import models
     from unstride.proof import benching

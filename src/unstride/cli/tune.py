@@ -1,13 +1,16 @@
 """`unstride tune SPEC --data KIND:PATH --cost 1.5 --out recipe.toml`: the best that can be done at that cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Task, Weights
 from unstride.cli.recipes import Asked, takes_recipe
 from unstride.jobs import strict
+
+if TYPE_CHECKING:
+    from unstride.models import Loaded
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +60,9 @@ def tune(
         raise typer.BadParameter("give --data with labels, or --pictures without")
     if pictures and asked:
         raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
+    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--limit": limit, "--window": window}
+    if pictures and (given := [name for name, value in labelled.items() if value is not None]):
+        raise typer.BadParameter(f"{given[0]} is for labelled pictures: give --data, or leave it out")
     from unstride import models
     from unstride.jobs.outputs import check_file
     from unstride.recipe.files import check_name
@@ -68,12 +74,7 @@ def tune(
         check_name(out)
     loaded = models.load(spec, weights=weights)
     if pictures:
-        from unstride.tuning.unlabelled import settle
-
-        settled = settle(loaded, pictures, cost, task=task)
-        typer.echo(str(settled))
-        if out is not None:
-            typer.echo(f"wrote {settled.save(out)}")
+        _settle(loaded, pictures, cost, task, out, as_json)
         return
     from unstride.tuning.tune import tune as find
 
@@ -97,3 +98,16 @@ def tune(
     typer.echo(str(tuned))
     for written in made.values():
         typer.echo(f"wrote {written}")
+
+
+def _settle(
+    loaded: "Loaded", pictures: list[Path], cost: float, task: str | None, out: Path | None, as_json: bool
+) -> None:
+    """Gates for a mean cost, from pictures alone."""
+    from unstride.tuning.unlabelled import settle
+
+    settled = settle(loaded, pictures, cost, task=task)
+    made = {} if out is None else {"out": str(settled.save(out))}
+    typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))
+    if made and not as_json:
+        typer.echo(f"wrote {made['out']}")

@@ -57,7 +57,14 @@ def export(better: Enhanced, example: Tensor, path: str | Path) -> list[Path]:
 
 
 def _refuse(better: Enhanced) -> None:
+    if not isinstance(better, Enhanced):
+        raise OptionError(f"export takes what unstride.enhance gives, not {type(better).__name__}")
     recipe = better.recipe
+    if recipe.precision is not None:
+        raise OptionError(
+            f"precision {recipe.precision!r} casts while it runs, and a graph computes as its weights are: export "
+            "better.with_options(precision=None), or a recipe file without it"
+        )
     if better.task not in ("classification", "segmentation"):
         raise OptionError(f"export writes classification and segmentation so far; this is {better.task}")
     if recipe.searches and recipe.states is None:

@@ -195,7 +195,9 @@ def _quiet() -> Iterator[None]:
 
 
 def exporting() -> bool:
-    """Whether this very call is being exported. Torch's own flag is one for all threads, and captures export, too."""
+    """Whether this very call is exported or traced. Torch's own flag is of all threads, and captures export, too."""
+    if torch.jit.is_tracing():
+        return True
     mine = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
     return mine and torch.compiler.is_exporting()  # a capture may have ended between the two questions
 

@@ -18,7 +18,8 @@ def the_image(model: nn.Module, images: Any, inputs: dict[str, Any]) -> Any:
     parameters = inspect.signature(model.forward).parameters
     rest = {name: value for name, value in inputs.items() if value is not None and name not in SPARED}
     if images is None:
-        maps = [name for name, value in rest.items() if isinstance(value, Tensor) and value.ndim == 4]
+        known = rest if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else parameters
+        maps = [name for name, value in rest.items() if name in known and isinstance(value, Tensor) and value.ndim == 4]
         first = next((name for name in parameters if name in rest), None)
         found = maps[0] if len(maps) == 1 else first
         if found is None:

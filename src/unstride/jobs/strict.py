@@ -13,9 +13,9 @@ DEPTH = 64  # nesting that is understood; what unstride writes has less than ten
 WHOLE = 2**63  # whole numbers beyond it are nobody's count
 
 
-def dumps(data: Any) -> str:
-    """Valid JSON on one line: what is not finite is null."""
-    return json.dumps(_finite(data), allow_nan=False)
+def dumps(data: Any, indent: int | None = None) -> str:
+    """Valid JSON, on one line unless it is indented: what is not finite is null."""
+    return json.dumps(_finite(data), allow_nan=False, indent=indent)
 
 
 def loads(text: str | bytes) -> Any:

@@ -71,6 +71,8 @@ def _checked(given: str) -> str:
     path = Path(given.removeprefix("@").removeprefix("hf:"))
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
+    if given.startswith("@") and not path.is_file():
+        raise DataError(f"{path}: is a folder; @ is for a text file with a path on each line, so leave it out")
     return given
 
 
@@ -90,7 +92,7 @@ def _entries(given: str) -> Iterator[Entry]:
 
 def _list(path: Path) -> Iterator[Entry]:
     """A line for each picture, folder or shard; relative to the list itself. What is not there is a row's error."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:  # as the file system names its files
         for line in lines:
             name = line.strip()
             if name and not name.startswith("#"):
@@ -185,5 +187,7 @@ def _hf(path: Path) -> Iterator[Entry]:
 
 
 def _hf_bytes(data: Any, column: str, index: int) -> Path | bytes:
-    stored = data[index][column]
+    stored = data[index][column] or {}
+    if not stored.get("bytes") and not stored.get("path"):
+        raise DataError(f"row {index}: there is no picture in {column}")
     return stored["bytes"] or Path(stored["path"])

@@ -80,17 +80,17 @@ def check_out(out: Path) -> None:
             f"folder beside it, as {out.stem}.masks/ of {out.stem}.csv"
         )
     outputs.check_file(out, "--out")
-    if out.suffix == ".parquet":
+    if out.suffix.lower() == ".parquet":
         _pyarrow()
 
 
 def write_table(out: Path, columns: Columns, rows: Iterator[Row]) -> None:
     """Rows as they come -> OUT, whole or not at all."""
     with outputs.whole_file(out) as file:
-        if out.suffix == ".jsonl":
+        if out.suffix.lower() == ".jsonl":
             for row in rows:
                 file.write((strict.dumps(row) + "\n").encode())
-        elif out.suffix == ".csv":
+        elif out.suffix.lower() == ".csv":
             _write_csv(file, columns, rows)
         else:
             _write_parquet(file, columns, rows)

@@ -79,7 +79,7 @@ class Columns:
             self.file or "": mask,
             "error": None,
         }
-        return {"picture": name} | {key: values[key] for key in (*self.many, *self.single)}
+        return {"picture": _readable(name)} | {key: values[key] for key in (*self.many, *self.single)}
 
     def _answer(self, told: Mapping[str, Any]) -> Row:
         best, plain = told["enhanced"], told["plain"]
@@ -98,8 +98,8 @@ class Columns:
 
     def error(self, name: str, why: str) -> Row:
         """A picture without an answer, in the same columns."""
-        nothing: Row = {"picture": name, **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
-        return {**nothing, "error": why}
+        nothing: Row = {"picture": _readable(name), **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
+        return {**nothing, "error": _readable(why)}
 
     def flat(self, row: Mapping[str, Any]) -> list[Any]:
         """For tables that know no lists: a column for each of the classes."""
@@ -113,6 +113,11 @@ class Columns:
         of_one = ["class", "name", self.value] if self.meaning.classes else ["value", "plain_value"]
         of_one = of_one[: len(self.many)]
         return ["picture", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
+
+
+def _readable(name: str) -> str:
+    r"""Text that every table can hold: bytes of a file's name that are no UTF-8 as \xff."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:

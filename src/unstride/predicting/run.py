@@ -66,9 +66,11 @@ class Predicted:
     waiting: float
     masks: str | None = None
     already: bool = False  # the table was there, from an earlier run whose figures these are
+    before: int = 0  # of the pictures, those that a run before a crash had done
 
     def __str__(self) -> str:
-        rate = f" ({self.pictures / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
+        own = self.pictures - self.before
+        rate = f" ({own / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
         why = ", see the column `error` of the table" if self.errors else ""
         lines = [
             *(["already done: nothing left to do"] * self.already),
@@ -143,12 +145,12 @@ def predict(
                 job.parts.claim(run)
             us.wait()
             start = time.perf_counter()
-            count, waited = _work(job, found, us, progress)
+            count, waited, earlier = _work(job, found, us, progress)
             us.wait()
             done = None
             if us.leads:
                 seconds = time.perf_counter() - start
-                done = _join(job, count, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
+                done = _join(job, count, earlier, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
         if us.leads:
             job.parts.remove()
         told = us.share(done)
@@ -167,6 +169,8 @@ def _job(
     options: Any,
 ) -> Job:
     check_out(out)
+    if not isinstance(model, str | Loaded):
+        raise OptionError(f"model is {type(model).__name__}; wanted a name, or what unstride.models.load gives")
     if top < 1 or (batch is not None and batch < 1):
         raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
     loaded = load_model(model, weights) if isinstance(model, str) else model
@@ -188,7 +192,21 @@ def _job(
     shown = min(top, len(loaded.classes) or top)
     if not meant.classes and not meant.maps:  # all numbers of the answer
         shown = math.prod(better.plan.found.trace.shapes[better.plan.targets[0].leaf][1:])
-    return Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
+    job = Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
+    _check(job)
+    return job
+
+
+def _check(job: Job) -> None:
+    """What every picture would stumble over is said before the first."""
+    for stage in job.better.recipe.stages:
+        if stage.gate is not None:
+            stage.gate.opens(torch.ones(1))
+    for given in map(Path, job.inputs):
+        if job.columns.file == "mask" and given.is_dir() and job.out.is_relative_to(os.path.realpath(given)):
+            raise OptionError(
+                f"--out {job.out}: its masks would lie in {given}, among the pictures; give a name in another folder"
+            )
 
 
 def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
@@ -238,8 +256,10 @@ def _finished(job: Job, run: str) -> Predicted | None:
 # ------------------------------------------------------------------------------------------------------------ the work
 
 
-def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float]:
-    """Makes the parts that are missing, each process its share; how many pictures there are, and the seconds waited."""
+def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
+    """Makes the parts that are missing, each process its share: how many pictures there are, the seconds waited, and
+    how many of them were done before.
+    """
     finished = us.share(job.parts.done() if us.leads else set())
     seen = _Dealt(entries(job.inputs), finished, us)
     reader = Reader(Preparing(job.loaded.preprocess, job.better.recipe))
@@ -259,7 +279,7 @@ def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, floa
                 spent = time.perf_counter() - start
                 advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
             job.parts.save(number, [rows[index] for index in sorted(rows)])
-    return seen.count, reader.waited
+    return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in finished)
 
 
 class _Dealt:
@@ -355,7 +375,7 @@ class _Counted:
             yield row
 
 
-def _join(job: Job, count: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
+def _join(job: Job, count: int, before: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
     """The parts as one table, and what made it beside it."""
     if not count:
         raise DataError(f"{', '.join(job.inputs)}: there is no picture")
@@ -364,9 +384,9 @@ def _join(job: Job, count: int, seconds: float, waiting: float, about: dict[str,
     write_table(whole, job.columns, iter(counted))
     os.replace(whole, job.out)
     good = max(1, counted.good)
-    masks = None if job.masks is None else str(job.masks)
     done = Predicted(
-        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting, masks
-    )
+        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting,
+        None if job.masks is None else str(job.masks), before=before,
+    )  # fmt: skip
     outputs.write_whole(job.record, (strict.dumps({**about, "done": asdict(done)}) + "\n").encode())
     return done

@@ -3,7 +3,8 @@
 Stage(views=(parse_view("mirror"),), gate=Gate(below=0.5))   # mirror the images whose margin is below one half
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from unstride.views.policies import IDENTITY, View
 
 MEASURES = ("margin", "probability", "entropy", "agreement")
 CONTEXT = 64  # pixels around a tile
+_STATES = "'plain', 'near:N' such as 'near:4', or a list of states"
 States = str | tuple[Any, ...]  # "plain", "near:N", or states as `StateSpace.parse` reads them
 
 
@@ -47,6 +49,8 @@ class Gate:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and not (number and 0 <= value <= (1.000001 if name == "below" else 1)):
                 raise OptionError(f"gate: got {name}={value!r}, wanted a number from 0 to 1")
+            if value is not None:
+                object.__setattr__(self, name, float(value))  # 1 and 1.0, and numpy's, are written alike
         for name, pixels, least in (("tile", 1 if self.tile is None else self.tile, 1), ("context", self.context, 0)):
             if not isinstance(pixels, int) or isinstance(pixels, bool) or pixels < least:
                 raise OptionError(f"gate: got {name}={pixels!r}, wanted a whole number of pixels, at least {least}")
@@ -83,14 +87,25 @@ class Stage:
     temperatures: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.views or len(set(self.views)) < len(self.views):
-            raise OptionError(f"stage: got the views {', '.join(map(str, self.views)) or 'none'}, wanted each once")
+        views = tuple(self.views) if isinstance(self.views, Iterable) else ()
+        if isinstance(self.views, str) or not all(isinstance(v, View) for v in views):
+            raise OptionError(f"stage: got the views {self.views!r}, wanted each as parse_view('mirror') gives it")
+        if not views or len(set(views)) < len(views):
+            raise OptionError(f"stage: got the views {', '.join(map(str, views)) or 'none'}, wanted each once")
+        object.__setattr__(self, "views", views)
+        if not isinstance(self.gate, Gate | None):
+            raise OptionError(f"stage: got the gate {self.gate!r}, wanted one such as Gate(below=0.5)")
         if isinstance(self.states, str):
             near_count(self.states)
+        elif states := written_states(self.states):
+            object.__setattr__(self, "states", states)
+        else:
+            raise OptionError(f"states: got {self.states!r}, wanted {_STATES}")
         for name in ("weights", "temperatures"):
             values = getattr(self, name)
-            if values and (len(values) != len(self.views) or not all(0 < v < float("inf") for v in values)):
+            if not _positive(values) or len(values) not in (0, len(views)):
                 raise OptionError(f"stage: got {name}={values!r}, wanted one positive number for each view")
+            object.__setattr__(self, name, tuple(map(float, values)))
 
     def weight(self, view: View) -> float:
         return self.weights[self.views.index(view)] if self.weights else 1.0
@@ -109,7 +124,9 @@ class Stage:
         return tuple(dict.fromkeys(space.parse(s) for s in self.states))
 
     def _weighed(self, view: View) -> str:
-        return f" (weight {self.weight(view):g})" if self.weight(view) != 1 else ""
+        both = (("weight", self.weight(view)), ("temperature", self.temperature(view)))
+        told = ", ".join(f"{name} {value:.4g}" for name, value in both if value != 1)
+        return f" ({told})" if told else ""
 
     def __str__(self) -> str:
         looks = " and ".join(("plain" if v == IDENTITY else str(v)) + self._weighed(v) for v in self.views)
@@ -118,13 +135,33 @@ class Stage:
         return looks if self.gate is None else f"where {self.gate}: {looks}"
 
 
+def written_states(states: Any) -> tuple[Any, ...]:
+    """States as plain, hashable data: of each, a selection or a flat index for every layer; () where they are none."""
+
+    def written(state: Any) -> tuple[Any, ...]:
+        entries = state.selections if isinstance(state, State) else state
+        return tuple(
+            tuple(map(operator.index, e)) if isinstance(e, list | tuple) else operator.index(e) for e in entries
+        )
+
+    try:
+        return tuple(map(written, states))
+    except TypeError:
+        return ()
+
+
+def _positive(values: Any) -> bool:
+    numbers = isinstance(values, list | tuple) and all(isinstance(v, int | float) for v in values)
+    return numbers and all(0 < v < float("inf") for v in values)
+
+
 def near_count(text: str) -> int:
     """ "plain" -> 1, "near:4" -> 4."""
     if text == "plain":
         return 1
     name, _, count = text.partition(":")
     if name != "near" or not count.isdecimal() or not 1 <= int(count) <= 4096:
-        raise OptionError(f"states: got {text!r}, wanted 'plain', 'near:N' such as 'near:4', or a list of states")
+        raise OptionError(f"states: got {text!r}, wanted {_STATES}")
     return int(count)
 
 

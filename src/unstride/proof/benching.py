@@ -26,7 +26,9 @@ from unstride.enhanced import Enhanced, enhance
 from unstride.errors import OptionError
 from unstride.graph.capture import check_images
 from unstride.jobs.progress import progress as show_progress
+from unstride.procedure.gates import Stage
 from unstride.proof.pacing import LEAST, paced
+from unstride.proof.runner import own_budgets
 from unstride.recipe import Recipe
 from unstride.tta import TTA
 from unstride.views import policies
@@ -185,8 +187,9 @@ def bench(
     """Measure `model` on noise of the example's size, which batches of (images, labels) may give as well.
 
     `learned`: with attention, untrained: the cost is the same.
-    `recipe` and `options` are those of `enhance`. A recipe with stages of looks is measured after each stage, with all
-    gates open. `seconds` bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
+    `recipe` and `options` are those of `enhance`: the paper's search at 4 and 10 states where neither it nor `budgets`
+    say anything else. A recipe with stages of looks is measured after each stage, with all gates open. `seconds`
+    bounds the rows (not the growth): fewer rounds, and what does not fit once is left out.
     """
     if not isinstance(example, Tensor):
         reusable(example, "example")
@@ -198,6 +201,10 @@ def bench(
             raise OptionError(f"{name}: got {list(values)!r}, wanted whole numbers, at least 1")
     options |= {"criterion": "learned", "aggregate": "attention"} if learned else {}
     better = enhance(model, example, task=task, recipe=recipe or "paper", **options)
+    if not better.recipe.stages and not better.recipe.searches and budgets is None:
+        better = better.with_options(stages=(Stage(),))
+    if budgets is None:
+        asked = own_budgets(better, asked)
     if better.recipe.stages:
         if budgets is not None:
             raise OptionError(f"budgets are of a search; recipe {better.recipe.name!r} has stages of looks instead")
@@ -211,6 +218,7 @@ def bench(
         repeats,
     )
     rows: list[BenchRow] = []
+    tta = tta and better.task in _POLICY
     beside = range(1, len(policies.get(_POLICY[better.task])) + 1) if tta else ()
     with show_progress("measuring, in plain forwards", pace.total(beside), progress) as advance:
         for batch, kept in pace.settings.items():

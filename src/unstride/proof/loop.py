@@ -43,12 +43,13 @@ from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.models.tasks import told_task
 from unstride.models.weights import place
+from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import task_named
 from unstride.proof.measures import measure_of
 from unstride.proof.metrics import check_mask
 from unstride.proof.page import check_report, write_report
 from unstride.proof.rows import Row, append_rows, read_rows, versions
-from unstride.proof.runner import Runner, check_budgets, describe, make_tta
+from unstride.proof.runner import Runner, check_budgets, describe, make_tta, own_budgets
 from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.words import doubts
@@ -57,6 +58,8 @@ from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.tta import TTA, methods
 from unstride.views.images import Preprocess
+
+CURVE = (1, 4, 10, 15)  # states per image of the paper's search
 
 
 def evaluate(
@@ -87,13 +90,13 @@ def evaluate(
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
     out        folder for `rows.jsonl` and the shards; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
-    budgets    states per image of the paper's search; 1, 4, 10 and 15 where it is asked for without any
+    budgets    states per image of the paper's search; 1, 4, 10 and 15 of recipe="paper", otherwise the recipe's own
     options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ...; a recipe with stages of looks
                has no budgets
 
     Images that cannot be read are counted in `errors` and named; the rest is evaluated.
     """
-    asked = check_budgets((1, 4, 10, 15) if budgets is None else budgets)
+    asked = check_budgets(CURVE if budgets is None else budgets)
     _check(out, report, batch_size, limit, seed)
     if launched().size > 1 and out is None:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
@@ -109,6 +112,7 @@ def evaluate(
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets is not None or tta is not None)
+    asked = check_budgets(own_budgets(better, CURVE)) if budgets is None else asked
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
     about = _about(job)
@@ -254,8 +258,10 @@ def _enhanced(
         check_mask(mask, told_apart(better), name=f"image {i}: its mask")
     if searches and better.recipe.name == "default":  # budgets, and views by a policy, ask for the search
         better = better.with_options(recipe="paper")
+    if not better.recipe.plain and not better.recipe.searches and not better.recipe.stages and not searches:
+        better = better.with_options(stages=(Stage(),))  # a temperature alone, beside the network as it came
     if not better.recipe.stages:
-        return better.with_options(seed=seed)
+        return better.with_options(seed=seed or better.recipe.seed)
     if searches:
         raise OptionError(
             f"budgets and tta are of the paper's search; recipe {better.recipe.name!r} has stages of looks instead"
@@ -297,7 +303,7 @@ def _about(job: Job) -> dict[str, Any]:
     """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
     better, device = job.better, place(job.better.model)[0]
     plan = better.plan
-    asked = {n: getattr(better.recipe, n) for n in (*SEARCH, "align", "border") if n not in ("budget", "seed", "stop")}
+    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
     asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
     asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
     attention = better.attention

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
+from unstride.recipe import PRESETS
 from unstride.tta import TTA, Policy, View
 from unstride.tta.methods import Merger
 from unstride.views import policies
@@ -148,6 +149,13 @@ def check_budgets(budgets: Sequence[int]) -> tuple[int, ...]:
     if not many or not all(isinstance(b, int) and not isinstance(b, bool) and b >= 1 for b in budgets):
         raise OptionError(f"budgets: got {budgets!r}, wanted whole numbers of states, such as (1, 4, 10)")
     return tuple(sorted({1, *budgets}))
+
+
+def own_budgets(better: Enhanced, curve: Sequence[int]) -> Sequence[int]:
+    """What is measured where no budgets are named: the curve of the paper's presets, or just what the recipe does."""
+    name, budget = better.recipe.name, better.options(better.plan).budget
+    preset = name.startswith("paper") and name in PRESETS and PRESETS[name](better.task).budget == budget
+    return curve if preset else (budget,)
 
 
 def make_tta(

@@ -71,9 +71,22 @@ def write(
     if preprocess is not None:
         data["preprocess"] = {k: v for k, v in preprocess.to_json().items() if v is not None}
     if figures:
-        data["figures"] = dict(figures)
-    text = json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
+        data["figures"] = _plain_figures(figures)
+    text = strict.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
     return write_file(path, text.encode())
+
+
+def _plain_figures(value: Any) -> Any:
+    """Figures as both forms can hold them: numpy's and torch's numbers as Python's, no None."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain_figures(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_plain_figures(v) for v in value]
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if not isinstance(value, str | int | float):
+        raise OptionError(f"figures: got {value!r}, wanted numbers and words, and lists and tables of them")
+    return value
 
 
 def check_name(path: str | Path) -> None:
@@ -96,20 +109,16 @@ def read(path: str | Path) -> Written:
         raise ArtefactError(f"{path}: cannot be read ({error.strerror or error}){near}") from error
     except (ValueError, RecursionError) as error:
         raise ArtefactError(f"{path} is not valid {path.suffix[1:].upper() or 'TOML'} ({error})") from error
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        version = data.get("version") if isinstance(data, dict) else None
+    version = data.get("version") if isinstance(data, dict) else None
+    if type(version) is not int or version != VERSION:
         raise ArtefactError(f"{path}: got version {version!r}, this reads version {VERSION} of recipe files")
     try:
         head = {name: data.pop(name, None) for name in _HEAD}
-        model, prepared = head["model"] or {}, head["preprocess"]
-        missing = {} if prepared is None else {"resize": None, "crop": None}
-        return Written(
-            from_data(data),
-            model.get("fingerprint"),
-            Preprocess.from_json({**missing, **prepared}) if prepared is not None else None,
-            head["figures"] or {},
-            path,
+        model = _table("model", head["model"], ("fingerprint",))
+        prepared = head["preprocess"] and Preprocess.from_json(
+            {"resize": None, "crop": None, **_table("preprocess", head["preprocess"])}
         )
+        return Written(from_data(data), model.get("fingerprint"), prepared, _table("figures", head["figures"]), path)
     except UnstrideError as error:
         raise ArtefactError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -150,27 +159,40 @@ def _plain_stage(stage: Stage) -> dict[str, Any]:
 def from_data(data: dict[str, Any]) -> Recipe:
     """The inverse of `to_data`; what it does not know is refused by name."""
     data = dict(data)
-    stages = tuple(_stage(s) for s in data.pop("stage", ()))
-    stop = data.pop("stop", None)
-    if stop is not None:
-        stop = dict(stop)
-        rule = _STOPS.get(stop.pop("rule", ""))
-        if rule is None:
-            raise OptionError(f"stop: wanted one of {', '.join(_STOPS)}")
-        stop = rule(**stop)
+    written = data.pop("stage", [])
+    if not isinstance(written, list):
+        raise OptionError("stage: wanted a list of tables, each below its own [[stage]]")
+    stages = tuple(_stage(s) for s in written)
+    stop = _table("stop", data.pop("stop", None))
+    if stop:
+        name = stop.pop("rule", None)
+        if name not in _STOPS:
+            raise OptionError(f"stop: got the rule {name!r}, wanted one of {', '.join(_STOPS)}")
+        _table(f"stop rule {name}", stop, tuple(f.name for f in fields(_STOPS[name])))
     values = {name: _tuples(value) for name, value in data.items()}
-    base = Recipe(task=values.pop("task", "classification"), stages=stages, stop=stop)
+    base = Recipe(task=values.pop("task", "classification"), stages=stages)
+    if stop:
+        values["stop"] = _STOPS[name](**stop)
     return replace(base, **values) if set(values) <= {f.name for f in fields(Recipe)} else base.changed(**values)
 
 
 def _stage(data: dict[str, Any]) -> Stage:
-    known = {"views", "states", "gate", "weights", "temperatures"}
-    if unknown := sorted(set(data) - known):
-        raise OptionError(f"a stage has no {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    gate = Gate(**data["gate"]) if "gate" in data else None
-    more = {k: tuple(float(v) for v in data[k]) for k in ("weights", "temperatures") if k in data}
-    states = data.get("states", "plain")
-    return Stage(tuple(parse_view(v) for v in data["views"]), _tuples(states), gate, **more)
+    data = _table("a stage", data, tuple(f.name for f in fields(Stage)))
+    views = data.pop("views", None)
+    if not isinstance(views, list) or not all(isinstance(v, str) for v in views):
+        raise OptionError(f"stage: got the views {views!r}, wanted a list such as ['plain', 'mirror']")
+    gate = Gate(**_table("a gate", data.pop("gate"), tuple(f.name for f in fields(Gate)))) if "gate" in data else None
+    return Stage(tuple(parse_view(v) for v in views), gate=gate, **data)
+
+
+def _table(name: str, value: Any, known: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """A table of a file, empty where there is none; a key that there is not is refused by its name."""
+    if not isinstance(value, Mapping | None):
+        raise OptionError(f"{name}: got {value!r}, wanted a table")
+    for key in value or ():
+        if known is not None and key not in known:
+            raise OptionError(f"{name} has no {key!r}; there are {', '.join(known)}")
+    return dict(value or {})
 
 
 def _tuples(value: Any) -> Any:

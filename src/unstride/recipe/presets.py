@@ -87,5 +87,5 @@ def get(name: str | Path | Recipe, task: str | None = None, axes: int = 2) -> Re
     else:
         close = difflib.get_close_matches(str(name), PRESETS, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise OptionError(f"recipe: got {str(name)!r}, wanted {', '.join(PRESETS)}, or a .toml file.{hint}")
+        raise OptionError(f"recipe: got {str(name)!r}, wanted {', '.join(PRESETS)}, or a .toml or .json file.{hint}")
     return recipe if task is None or task == recipe.task else recipe.changed(task=task)

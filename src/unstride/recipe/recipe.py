@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from unstride.errors import OptionError
-from unstride.geometry.states import State
 from unstride.procedure.aggregate import BORDERS
-from unstride.procedure.gates import Gate, Stage
+from unstride.procedure.gates import Gate, Stage, written_states
 from unstride.procedure.meaning import ALIASES, MERGES, NEAR, TASKS
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.procedure.stopping import Stop
@@ -81,7 +80,7 @@ class Recipe:
     states: tuple[Any, ...] | None = _ask(
         "states",
         None,
-        lambda v: None if v is None or (isinstance(v, tuple) and v) else "a list of states, one selection per layer",
+        lambda v: None if v is None or written_states(v) else "a list of states, one selection per layer",
         search=True,
     )
     stop: Stop | None = _ask(
@@ -93,8 +92,8 @@ class Recipe:
     seed: int = _ask("seed", 0, _whole(0, "a whole number"), search=True)
     aggregate: str = _ask("aggregate", "mean", _one_of(*AGGREGATES), search=True)
     space: str | None = _ask("space", None, _one_of(None, *SPACES), search=True)
-    align: bool | str = _ask("align", True, _one_of(True, False, "stitch"))
-    border: str = _ask("border", "renormalise", _one_of(*BORDERS))
+    align: bool | str = _ask("align", True, _one_of(True, False, "stitch"), search=True)
+    border: str = _ask("border", "renormalise", _one_of(*BORDERS), search=True)
     precision: str | None = _ask("precision", None, _one_of(*PRECISIONS))
     fitted: str | None = _ask(
         "fitted", None, lambda v: None if v is None or isinstance(v, str) else "the name of a .safetensors file"
@@ -106,7 +105,7 @@ class Recipe:
             if isinstance(value, Iterable) and not isinstance(value, str | tuple):
                 object.__setattr__(self, name, tuple(value))
         if isinstance(self.states, tuple):
-            object.__setattr__(self, "states", tuple(_written(s) for s in self.states))
+            object.__setattr__(self, "states", written_states(self.states) or self.states)
         if isinstance(self.task, str) and self.task in ALIASES:
             object.__setattr__(self, "task", ALIASES[self.task])
         for name in OWN:
@@ -116,11 +115,12 @@ class Recipe:
             wanted = f.metadata["check"](getattr(self, f.name))
             if wanted is not None:
                 raise OptionError(f"{f.name}: got {getattr(self, f.name)!r}, wanted {_listed(wanted)}")
+        object.__setattr__(self, "temperature", float(self.temperature))  # 1 and 1.0, and numpy's, are written alike
         self._check_together()
 
     def _check_together(self) -> None:
-        if self.stages and (self.budget > 1 or self.states is not None):
-            raise OptionError("a recipe has stages of looks, or a search (budget, states), not both")
+        if self.stages and (search := [name for name in SEARCH if getattr(self, name) != self._usual(name)]):
+            raise OptionError(f"a recipe has stages of looks, or a search ({', '.join(search)}), not both")
         if self.stages and (self.stages[0].gate is not None or self.stages[0].views[0] != IDENTITY):
             raise OptionError(
                 "the first stage is for every image, so it has no gate, and it begins with the plain view"
@@ -212,19 +212,24 @@ class Recipe:
         """The same for recipes that do the same, whatever they are called."""
         return hashlib.sha256(repr(replace(self, name="")).encode()).hexdigest()[:12]
 
+    def _usual(self, name: str) -> Any:
+        """What a field is where nothing is asked."""
+        return _usual(name, self.task) if name in OWN else type(self).__dataclass_fields__[name].default
+
     def __str__(self) -> str:
+        """What it is called, what it does, and every field that is not as usual."""
         head = f"{self.name or 'recipe'} ({self.task})"
-        if self.stages:
-            lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
-            how = self.merge if self.merge == "median" else f"mean of {self.merge}"
-            end = f"  {how}" + (f", temperature {self.temperature:.4g}" if self.temperature != 1 else "")
-            return "\n".join([head, *lines, end])
-        if not self.searches:
-            return f"{head}: the network as it came"
-        defaults = Recipe(task=self.task)
-        what = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("name", "task", "stages")}
-        asked = [f"{k}={v!r}" for k, v in what.items() if v != getattr(defaults, k)]
-        return f"{head}: search, {', '.join(asked)}"
+        names = [f.name for f in fields(self) if f.name not in ("name", "task", "stages")]
+        asked = {name: getattr(self, name) for name in names if getattr(self, name) != self._usual(name)}
+        if self.searches:
+            return f"{head}: search, {', '.join(f'{k}={v!r}' for k, v in asked.items())}"
+        asked.pop("merge", None)
+        more = "".join(f", {k} {v:.4g}" if isinstance(v, float) else f", {k} {v}" for k, v in asked.items())
+        if not self.stages:
+            return f"{head}: the network as it came{more}"
+        lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
+        how = self.merge if self.merge == "median" else f"mean of {self.merge}"
+        return "\n".join([head, *lines, f"  {how}{more}"])
 
 
 def _usual(name: str, task: str) -> str:
@@ -233,13 +238,7 @@ def _usual(name: str, task: str) -> str:
 
 
 SEARCH = tuple(f.name for f in fields(Recipe) if f.metadata["search"])
-
-
-def _written(state: Any) -> Any:
-    """A state as plain, hashable data."""
-    if isinstance(state, State):
-        return state.selections
-    return tuple(tuple(e) if isinstance(e, list) else e for e in state) if isinstance(state, list | tuple) else state
+EITHER = ("temperature", "precision")  # what looks and a search have in common
 
 
 def _listed(wanted: str) -> str:

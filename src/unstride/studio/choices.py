@@ -19,6 +19,7 @@ from unstride.demo.photographs import NETWORK, PHOTOS, dense_tower, inside
 from unstride.models import Loaded
 from unstride.procedure.gates import Stage
 from unstride.recipe import Recipe
+from unstride.recipe.recipe import SEARCH
 from unstride.views.images import open_image
 
 # Of the embedded sample, to look at and not to measure with: those that leave the network undecided show a search. Some
@@ -106,9 +107,14 @@ def samples_for(spec: str) -> list[Sample]:
     ]
 
 
+def started_with(options: dict[str, Any]) -> Any:
+    """The recipe that is changed by the options, as `enhance` takes them."""
+    return options.get("recipe", "paper" if set(options) & set(SEARCH) else "default")
+
+
 def named(options: dict[str, Any]) -> str:
     """What the recipe that the studio was started with is called: of a file, not the folder it is in."""
-    asked = options.get("recipe", "paper")
+    asked = started_with(options)
     name = asked.name if isinstance(asked, Recipe) else Path(asked).name
     return ", ".join([f"given: {name}", *(f"{k} {v}" for k, v in options.items() if k != "recipe")])
 

@@ -23,6 +23,7 @@ from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.proof.loop import prepared
 from unstride.recipe import Recipe, get
+from unstride.recipe.saving import opened
 from unstride.show.html import as_png
 from unstride.studio.choices import (
     GIVEN,
@@ -35,6 +36,7 @@ from unstride.studio.choices import (
     named,
     offered,
     samples_for,
+    started_with,
 )
 from unstride.studio.drawing import DRAWN, drawn
 from unstride.studio.looking import BUDGET, layers, look
@@ -82,9 +84,10 @@ class Studio:
             raise OptionError(f"{told}: a recipe and a task belong to a model; give it, too")
         given = None if spec is None else models.load(spec, weights=weights)
         self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
-        self.choices: dict[str, Choice] = {
-            str(k): choice for k, choice in enumerate(offered(given, None if given is None else _task(given, task)))
-        }
+        meant = None if given is None else _task(given, task)
+        if given is not None and options:
+            _check(given, meant, options)
+        self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given, meant))}
         if not self.choices:
             raise UnstrideError("no model to offer: give one, such as `unstride studio torchvision:resnet18`")
         self.samples: dict[str, dict[str, Sample]] = {
@@ -245,6 +248,12 @@ def _task(given: Loaded, asked: str | None) -> str | None:
     if found.assumed:
         warnings.warn(TaskAssumed(str(found)), stacklevel=3)
     return found.task
+
+
+def _check(given: Loaded, task: str | None, options: dict[str, Any]) -> None:
+    """A recipe that is not there, or was made for another model, is said now, and not when a page asks for it."""
+    changes = {name: value for name, value in options.items() if name != "recipe"}
+    opened(started_with(options), given.model, given.preprocess, task).recipe.changed(**changes)
 
 
 def _example(loaded: Loaded) -> Tensor:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,6 +39,11 @@ class Settled:
             f"knows whether they change for the better.\n{self.recipe}"
         )
         return told if self.doubt is None else f"{told}\n{self.doubt}"
+
+    def to_json(self) -> dict[str, Any]:
+        """What is printed, as numbers."""
+        told = {"recipe": str(self.recipe), "pictures": self.calibration.pictures, "cost": self.calibration.cost}
+        return {**told, "changed": self.changed, "proved": False, "doubt": self.doubt}
 
     def save(self, path: str | Path) -> Path:
         figures = {"pictures": self.calibration.pictures, "cost": round(self.calibration.cost, 4), "proved": False}
