@@ -90,6 +90,8 @@ def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
     free = json.loads(run(*common).stdout)["rows"][1]
     assert free["metrics"]["nll"] != pytest.approx(row["metrics"]["nll"], abs=1e-4)
     assert free["run"] != row["run"]
+    both = run(*common[:3], "--fitted", tmp_path / "better.safetensors", "--recipe", "flip", code=2)
+    assert "brings its own recipe" in both.stderr
 
 
 def test_damaged_images_are_listed_and_end_in_3(tmp_path, monkeypatch):

@@ -77,6 +77,8 @@ def evaluate(
     """
     if flip and tta is not None:
         raise typer.BadParameter("--flip is --tta flip; give one of them")
+    if fitted is not None and asked.recipe is not None:
+        raise typer.BadParameter("--fitted brings its own recipe; give it without --recipe, or as --recipe FILE")
     budgets = None if budget is None else numbers("--budget", budget)
     folder = out if out is not None else Path("runs") / _slug(spec, data)
 
