@@ -43,6 +43,18 @@ def test_several_labels() -> None:
     assert compare(1, 0).verdict == "hurts" and compare(0, 0).gain == 0
 
 
+def test_a_single_label() -> None:
+    """A yes or no has an average precision as well, also where draws of the interval have no other label."""
+    target = torch.tensor([[1.0], [0], [0], [1], [0], [0]])
+    plain, better = torch.tensor([[0.3], [0.9], [-1], [-0.2], [0.1], [-2]]), target - 0.5
+    measured, compare = measures.summarise(
+        "multilabel", joined(measures.score("multilabel", [plain, better], list(target))), 0
+    )
+    wanted = torchmetrics.functional.classification.binary_average_precision(plain[:, 0].sigmoid(), target[:, 0].long())
+    assert measured[0]["map"] == pytest.approx(float(wanted)) and measured[1]["map"] == 1
+    assert compare(0, 1).gain == pytest.approx(1 - float(wanted))
+
+
 def test_numbers() -> None:
     target = torch.randn(50, 2, generator=RNG)
     plain, better = target + torch.randn(50, 2, generator=RNG), target + 0.1
