@@ -13,6 +13,7 @@ from torch import nn
 import unstride
 from unstride import data
 from unstride.errors import InputError, OptionError
+from unstride.models import Loaded
 from unstride.proof import measures
 from unstride.proof.words import advice, verdict
 from unstride.views.images import Preprocess
@@ -217,3 +218,13 @@ def test_batches_of_labels_numbers_and_maps() -> None:
     for labels, task, words in ((y, "multilabel", "0 or 1"), (y, "dense", "a map"), (y / 0, "regression", "finite")):
         with pytest.raises(InputError, match=words):
             unstride.evaluate(seeded(SmallNet()), [(x, labels)], task=task)
+
+
+def test_a_recipe_for_embeddings_reads_class_folders_as_such(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k in range(8):
+        (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(tmp_path / "ab"[k % 2] / f"{k}.png")
+    loaded = Loaded("mine", seeded(SmallNet(7)), WHOLE)
+    rows = unstride.evaluate(loaded, f"folder:{tmp_path}", recipe=unstride.recipe.presets.get("flip", "embedding"))
+    assert rows[1].task == "embedding" and "knn" in rows[1].metrics
