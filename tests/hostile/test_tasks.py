@@ -82,6 +82,12 @@ def test_a_task_without_labels_is_said_before_the_classes_are_counted(tmp_path: 
             measure(loaded, f"folder:{tmp_path}", task=task)
 
 
+def test_several_labels_of_each_picture_are_not_taken_for_classes() -> None:
+    batch = torch.randn(6, 3, 32, 32), torch.ones(6, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=r"labels \(6, 5\).*task='multilabel'"):
+        unstride.evaluate(seeded(SmallNet()), [batch])
+
+
 def test_answers_that_are_not_numbers() -> None:
     for task, target in (("dense", torch.ones(2, 2)), ("embedding", 1), ("multilabel", torch.ones(4))):
         with pytest.raises(InputError, match="not finite"):
