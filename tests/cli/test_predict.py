@@ -263,3 +263,11 @@ def test_a_model_that_is_enhanced_already_keeps_its_recipe_or_takes_the_one_aske
     refused = run(f"{choosy}:ready", tmp_path / "a.png", "--recipe", other)
     assert refused.exit_code == 1
     assert "fingerprint" in refused.stderr
+
+
+def test_a_recipe_that_was_made_for_a_task_is_run_for_it(nets: str, tmp_path: Path) -> None:
+    """Also where the model's library says another: vectors that were tuned as such are no classes."""
+    photo().save(tmp_path / "a.png")
+    tuned = unstride.recipe.files.write(tmp_path / "tuned.toml", unstride.recipe.presets.get("flip", "embedding"))
+    assert answers(f"{nets}:net", tmp_path / "a.png", "--recipe", tuned)["task"] == "embedding"
+    assert answers(f"{nets}:net", tmp_path / "a.png", "--recipe", tuned, "--task", "multilabel")["task"] == "multilabel"

@@ -12,6 +12,7 @@ from procedure_nets import SmallNet, SmallSegmenter, seeded
 import unstride
 from unstride import data
 from unstride.errors import CaptureError, DataError, InputError, OptionError, UnstrideError
+from unstride.models import Loaded
 from unstride.proof import measures
 from unstride.views.images import Preprocess
 
@@ -68,6 +69,23 @@ def test_data_of_another_task(tmp_path: Path) -> None:
         unstride.tune(seeded(SmallNet()), found, cost=2, task="dense")
     with pytest.raises(DataError, match=r"1 labels for a model that gives \(5,\)"):
         unstride.tune(seeded(SmallNet()), found, cost=2)
+
+
+@pytest.mark.parametrize("measure", [unstride.evaluate, unstride.tune])
+def test_a_task_without_labels_is_said_before_the_classes_are_counted(tmp_path: Path, measure: Any) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (32, 32)).save(tmp_path / name / "p.png")
+    loaded = Loaded("mine", seeded(SmallNet()), Preprocess(None, None))
+    for task in ("features", "multilabel-segmentation"):
+        with pytest.raises(OptionError, match=f"task='{task}' has no labels to be measured with"):
+            measure(loaded, f"folder:{tmp_path}", task=task)
+
+
+def test_several_labels_of_each_picture_are_not_taken_for_classes() -> None:
+    batch = torch.randn(6, 3, 32, 32), torch.ones(6, 5, dtype=torch.long)
+    with pytest.raises(InputError, match=r"labels \(6, 5\).*task='multilabel'"):
+        unstride.evaluate(seeded(SmallNet()), [batch])
 
 
 def test_answers_that_are_not_numbers() -> None:

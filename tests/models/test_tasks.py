@@ -118,10 +118,17 @@ def test_a_model_that_raises_is_left_to_the_capture() -> None:
     assert guess(Returns(fail), IMAGES) == Guess("classification")
 
 
-@pytest.mark.parametrize("out", [None, "text", {"boxes": [1, 2]}], ids=str)
-def test_no_tensor_is_one_clear_error(out: Any) -> None:
-    with pytest.raises(CaptureError, match="returns no tensor but"):
+@pytest.mark.parametrize(
+    ("out", "words"), [(None, "NoneType"), ("text", "str"), ({"boxes": [1, 2]}, "int"), ((), "nothing")], ids=str
+)
+def test_no_tensor_is_one_clear_error(out: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=f"returns {words}; unstride needs a tensor of floats"):
         unstride.enhance(Returns(lambda y: out), IMAGES[:1])
+
+
+def test_a_tensor_of_integers_is_called_one() -> None:
+    with pytest.raises(CaptureError, match=r"returns a tensor of torch.int64; unstride needs a tensor of floats"):
+        unstride.enhance(Returns(lambda y: y.flatten(1).argmax(1)), IMAGES[:1])
 
 
 @pytest.mark.parametrize(

@@ -81,3 +81,23 @@ def test_what_was_assumed_is_in_the_record(photos: Path, tmp_path: Path) -> None
     predicted(seeded(SmallNet()), photos, tmp_path / "t.jsonl", None)
     record = json.loads((tmp_path / "t.jsonl.run.json").read_text())
     assert record["recipe"]["task"] == "classification" and "scores of 5 classes" in record["assumed"]
+
+
+@pytest.mark.parametrize("task", ["embedding", "regression", "multilabel"])
+def test_a_recipe_that_was_made_for_a_task_is_run_for_it(photos: Path, tmp_path: Path, task: str) -> None:
+    """The shape of the output says classes, the file says otherwise, and nothing is assumed."""
+    loaded = Loaded("mine", seeded(SmallNet(7)), WHOLE)
+    made = unstride.enhance(loaded.model, seen(photos, 0), task=task, recipe="flip").recipe
+    tuned = unstride.recipe.files.write(tmp_path / "tuned.toml", made)
+    for k, recipe in enumerate((tuned, str(tuned), made)):
+        out = tmp_path / f"t{k}.jsonl"
+        unstride.predict(loaded, photos, out, recipe=recipe)
+        record = json.loads(Path(f"{out}.run.json").read_text())
+        assert (record["recipe"]["task"], record["assumed"]) == (task, "")
+
+
+def test_a_recipe_that_names_no_task_leaves_it_to_the_model(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('version = 1\n[[stage]]\nviews = ["Identity", "FlipLR"]\nstates = "plain"\n')
+    loaded = Loaded("mine", seeded(SmallDepth()), WHOLE)
+    unstride.predict(loaded, photos, tmp_path / "t.jsonl", recipe=tmp_path / "mine.toml")
+    assert json.loads((tmp_path / "t.jsonl.run.json").read_text())["recipe"]["task"] == "dense"

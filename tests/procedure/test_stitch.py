@@ -42,3 +42,23 @@ def test_stitching_keeps_an_edge_sharper_than_averaging_on_the_coarse_grid() -> 
     slope = {name: float(f[0, 0, 24].diff().amax()) for name, f in found.items()}
     assert slope["stitch"] > slope[True]
     assert bool((found["stitch"][0].argmax(0) == truth).float().mean() >= (plain.argmax(0) == truth).float().mean())
+
+
+@torch.no_grad()
+def test_maps_without_channels_are_stitched_as_those_with_one(images: torch.Tensor) -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self, net: torch.nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)[:, 0]
+
+    net = seeded(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, 2, 1)))
+    found = [
+        unstride.enhance(model, images[:1], task="dense", align="stitch", budget=4) for model in (Bare(net).eval(), net)
+    ]
+    bare, whole = (better(images) for better in found)
+    assert bare.shape == whole[:, 0].shape and float((bare - net(images)[:, 0]).abs().max()) > 0
+    torch.testing.assert_close(bare, whole[:, 0])
+    assert found[0].explain(images)[0].logits.shape == bare.shape[1:]

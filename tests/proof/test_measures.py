@@ -13,6 +13,7 @@ from torch import nn
 import unstride
 from unstride import data
 from unstride.errors import InputError, OptionError
+from unstride.models import Loaded
 from unstride.proof import measures
 from unstride.proof.words import advice, verdict
 from unstride.views.images import Preprocess
@@ -41,6 +42,18 @@ def test_several_labels() -> None:
     was, now = (plain > 0) == (target > 0), (better > 0) == (target > 0)
     assert (gain.corrected, gain.corrupted) == (int((~was & now).sum()), int((was & ~now).sum()))
     assert compare(1, 0).verdict == "hurts" and compare(0, 0).gain == 0
+
+
+def test_a_single_label() -> None:
+    """A yes or no has an average precision as well, also where draws of the interval have no other label."""
+    target = torch.tensor([[1.0], [0], [0], [1], [0], [0]])
+    plain, better = torch.tensor([[0.3], [0.9], [-1], [-0.2], [0.1], [-2]]), target - 0.5
+    measured, compare = measures.summarise(
+        "multilabel", joined(measures.score("multilabel", [plain, better], list(target))), 0
+    )
+    wanted = torchmetrics.functional.classification.binary_average_precision(plain[:, 0].sigmoid(), target[:, 0].long())
+    assert measured[0]["map"] == pytest.approx(float(wanted)) and measured[1]["map"] == 1
+    assert compare(0, 1).gain == pytest.approx(1 - float(wanted))
 
 
 def test_numbers() -> None:
@@ -205,3 +218,13 @@ def test_batches_of_labels_numbers_and_maps() -> None:
     for labels, task, words in ((y, "multilabel", "0 or 1"), (y, "dense", "a map"), (y / 0, "regression", "finite")):
         with pytest.raises(InputError, match=words):
             unstride.evaluate(seeded(SmallNet()), [(x, labels)], task=task)
+
+
+def test_a_recipe_for_embeddings_reads_class_folders_as_such(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k in range(8):
+        (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(tmp_path / "ab"[k % 2] / f"{k}.png")
+    loaded = Loaded("mine", seeded(SmallNet(7)), WHOLE)
+    rows = unstride.evaluate(loaded, f"folder:{tmp_path}", recipe=unstride.recipe.presets.get("flip", "embedding"))
+    assert rows[1].task == "embedding" and "knn" in rows[1].metrics

@@ -144,3 +144,9 @@ def test_layers_are_those_of_inspect(studio: Studio, tmp_path: Path) -> None:
     layers = told(studio.layers("0"))
     assert [(x["index"], x["rate"], x["map"]) for x in layers["layers"]] == [(1, [2, 2], [16, 16]), (2, [2, 2], [8, 8])]
     assert layers["states"] == 16
+
+
+def test_a_recipe_that_was_made_for_a_task_is_shown_for_it(tmp_path: Path) -> None:
+    tuned = unstride.recipe.files.write(tmp_path / "tuned.toml", unstride.recipe.presets.get("flip", "embedding"))
+    given = Studio(f"{write_nets(tmp_path)}:net", recipe=str(tuned))
+    assert given.choices["0"].task == "embedding"

@@ -70,7 +70,7 @@ def predict(
     loaded = on_device(models.load(spec, weights=weights))
     if loaded.untrained:
         typer.echo(f"unstride: {loaded.weights}: these weights know nothing of any image", err=True)
-    task = _task(task, loaded)
+    task = _task(task, loaded, asked.recipe)
     if out is not None:
         _table(loaded, inputs, out, {"task": task, "top": top, "batch_size": batch_size, **asked.options()}, as_json)
         return
@@ -109,15 +109,17 @@ def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, An
         raise typer.Exit(PARTLY if done.errors < done.pictures else 1)
 
 
-def _task(task: str | None, loaded: "Loaded") -> str:
-    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+def _task(task: str | None, loaded: "Loaded", recipe: str | None) -> str:
+    """What is asked for (also by a recipe), what the model is for, or what its output suggests, which is then told."""
     import warnings
 
     from unstride.errors import TaskAssumed
     from unstride.models.tasks import task_of
     from unstride.models.weights import place
+    from unstride.recipe.saving import task_said
 
-    found = task_of(task or loaded.task, loaded.model, loaded.example().to(*place(loaded.model)))
+    task = task or task_said(recipe) or loaded.task
+    found = task_of(task, loaded.model, loaded.example().to(*place(loaded.model)))
     if found.assumed:
         warnings.warn(TaskAssumed(str(found)), stacklevel=2)
     assert found.task is not None

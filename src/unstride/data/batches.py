@@ -159,6 +159,12 @@ class FromBatches:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.loader:
             images, labels = unpacked(batch, "data", self._asked)
+            several = self._asked not in NUMBERS and labels.ndim == 2 and labels.shape[1] > 1
+            if several and getattr(images, "ndim", 0) > 3:  # of signals (B, C, L) it is a mask
+                raise InputError(
+                    f"data: labels {tuple(labels.shape)} for {len(images)} images; wanted an integer each, or a mask. "
+                    "For several labels of each image, pass task='multilabel'"
+                )
             yield check_images(images, "data"), labels
 
     def serving(self, task: str | None) -> FromBatches:

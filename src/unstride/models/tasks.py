@@ -57,8 +57,8 @@ def guess(model: nn.Module, example: Tensor) -> Guess:
         return Guess(told or "classification")
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not leaves:
-        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in tree_leaves(output)})) or "nothing"
-        raise CaptureError(f"the model returns no tensor but {kinds}; unstride needs one with a row for each picture")
+        kinds = ", ".join(sorted(set(map(_kind, tree_leaves(output))))) or "nothing"
+        raise CaptureError(f"the model returns {kinds}; unstride needs a tensor of floats, with a row for each picture")
     shapes = [tuple(leaf.shape) for leaf in leaves]
     if told is not None:  # a tower without a pooled vector gives features
         pooled = any(len(s) == 2 or (len(s) > 2 and set(s[2:]) == {1}) for s in shapes)
@@ -66,6 +66,10 @@ def guess(model: nn.Module, example: Tensor) -> Guess:
     task, leaf = _by_shape(shapes, example)
     shown = ", ".join(map(str, ("B", *leaf[1:])))
     return Guess(task, f"output ({shown}) read as {TASKS[task].reads(leaf)}")
+
+
+def _kind(leaf: Any) -> str:
+    return f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else type(leaf).__name__
 
 
 def _by_shape(shapes: Sequence[tuple[int, ...]], example: Tensor) -> tuple[str, tuple[int, ...]]:

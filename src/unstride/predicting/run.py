@@ -45,6 +45,7 @@ from unstride.procedure.prediction import Prediction
 from unstride.proof.loop import prepared
 from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
+from unstride.recipe.saving import task_said
 from unstride.views.canvas import Pictures
 from unstride.views.policies import IDENTITY
 
@@ -178,7 +179,8 @@ def _job(
     if not given:
         raise OptionError("inputs: none given; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
     device, dtype = place(loaded.model)
-    found = task_of(task or loaded.task, loaded.model, _example(loaded, given).to(device, dtype))
+    task = task or task_said(options.get("recipe")) or loaded.task
+    found = task_of(task, loaded.model, _example(loaded, given).to(device, dtype))
     meant = task_named(found.task)
     loaded = loaded.for_task(meant.name)
     if meant.maps and meant.name != "features" and loaded.preprocess.crop is not None:

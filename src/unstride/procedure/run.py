@@ -134,7 +134,7 @@ def _accumulator(plan: Plan, target: Target, options: Options, count: int) -> Ac
                 "stitched map is finer; use align=True, or a model that returns the logits alone"
             )
         out = plan.found.trace.shapes[target.leaf]
-        return Stitched(target, tuple(out[2:]), count)
+        return Stitched(target, tuple(out[-len(target.grid.size) :]), count)  # maps may come without channels
     if options.aggregate == "attention" and target is plan.targets[0]:
         assert options.attention is not None
         return Attended(options.attention, count, options.border)
@@ -266,4 +266,7 @@ def _together(requests: list[Request]) -> Iterator[tuple[State, slice, slice]]:
 
 def finish(plan: Plan, target: Target, sums: Accumulator, maps: Tensor, like: Tensor) -> Tensor:
     """Aggregated maps (R, ...) -> the output; stitched maps have its resolution already."""
-    return maps.to(like.dtype) if isinstance(sums, Stitched) else target.finish(plan.unmap(maps, like, target))
+    if isinstance(sums, Stitched):
+        bare = like.ndim == 1 + len(sums.size)  # (B, H, W), one number at each pixel
+        return (maps.squeeze(1) if bare else maps).to(like.dtype)
+    return target.finish(plan.unmap(maps, like, target))

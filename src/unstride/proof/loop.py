@@ -56,6 +56,7 @@ from unstride.proof.words import doubts
 from unstride.proof.work import Job, work
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import SEARCH
+from unstride.recipe.saving import task_said
 from unstride.tta import TTA, methods
 from unstride.views.images import Preprocess
 
@@ -104,6 +105,8 @@ def evaluate(
         model = load_model(model, weights)
     if not isinstance(model, Loaded | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
+    if task in (None, "auto") and task_said(options.get("recipe")) == "embedding":
+        task = "embedding"  # labels by one class serve two tasks, and say the other one
     told = asked_task(model, task)
     known = dataset_of(model, data, limit, split, told)
     dataset = (FromBatches(data, told) if known is None else known).serving(told)
@@ -218,6 +221,8 @@ def _named_data(
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
         )
+    if asked is not None:
+        measure_of(asked)  # a task without labels is said before these labels are found not to fit
     task = TASKS.get(data.partition(":")[0], "classification")
     plain = model.model.model if isinstance(model.model, Enhanced) else model.model
     classes = asked != "embedding" and task_named(task).classes  # a vector of 512 numbers has not 512 classes

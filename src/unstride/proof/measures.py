@@ -183,8 +183,9 @@ def _multilabel(values: Mapping[str, Any], seed: int) -> Measured:
         truth = target[rows]
         there = truth.any(0)
         found = scores[rows, k][:, there].sigmoid()
-        each = torchmetrics().classification.multilabel_average_precision
-        return float(each(found, truth[:, there], num_labels=int(there.sum()), average="macro")) if there.any() else 0.0
+        each = torchmetrics().classification.binary_average_precision  # its multilabel one refuses a single label
+        found_each = [each(f, t) for f, t in zip(found.T, truth[:, there].T, strict=True)]
+        return float(torch.stack(found_each).mean()) if found_each else 0.0
 
     everything = torch.arange(len(target))
     if not bool(target.any()):

@@ -41,6 +41,7 @@ class Written:
     preprocess: Preprocess | None = None
     figures: Mapping[str, Any] = field(default_factory=dict, hash=False)
     path: Path | None = None
+    task: str | None = None  # that of the recipe, where the file names one
 
     def check(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
         """Refuse another network, or pictures that are prepared in another way."""
@@ -118,7 +119,9 @@ def read(path: str | Path) -> Written:
         prepared = head["preprocess"] and Preprocess.from_json(
             {"resize": None, "crop": None, **_table("preprocess", head["preprocess"])}
         )
-        return Written(from_data(data), model.get("fingerprint"), prepared, _table("figures", head["figures"]), path)
+        recipe, figures = from_data(data), _table("figures", head["figures"])
+        task = recipe.task if "task" in data else None
+        return Written(recipe, model.get("fingerprint"), prepared, figures, path, task)
     except UnstrideError as error:
         raise ArtefactError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:

@@ -99,6 +99,25 @@ def opened(
     return replace(kept, recipe=get(kept.recipe, task), preprocess=preprocess or kept.preprocess)
 
 
+def task_said(recipe: Any) -> str | None:
+    """The task that a file or a Recipe was made for; None where that is left open, as by every name.
+
+    Example: `task_said("tuned.toml") == "embedding"`
+    """
+    if isinstance(recipe, Recipe):
+        return None if recipe.task == Recipe().task else recipe.task  # the default may not have been meant
+    kind = Path(recipe).suffix if isinstance(recipe, str | Path) else ""
+    if kind in (".toml", ".json"):
+        return read(recipe).task
+    if kind != ".safetensors":
+        return None
+    meta = read_artefact(recipe, KIND)[1]
+    stated = meta.get("recipe", meta)
+    return (
+        stated.get("task") if isinstance(stated, dict) else None
+    )  # of a damaged file, `read_saved` says what is wrong
+
+
 def _first_version(meta: dict[str, Any]) -> Recipe:
     """Files of version 0.1 have the options of the search, all of them, None where nothing was asked for."""
     asked = {k: v for k, v in meta["options"].items() if v is not None or k in ("layers", "states")}

@@ -23,7 +23,7 @@ from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.proof.loop import prepared
 from unstride.recipe import Recipe, get
-from unstride.recipe.saving import opened
+from unstride.recipe.saving import opened, task_said
 from unstride.show.html import as_png
 from unstride.studio.choices import (
     GIVEN,
@@ -84,7 +84,7 @@ class Studio:
             raise OptionError(f"{told}: a recipe and a task belong to a model; give it, too")
         given = None if spec is None else models.load(spec, weights=weights)
         self._options: dict[str, dict[str, Any]] = {"0": options} if given is not None else {}
-        meant = None if given is None else _task(given, task)
+        meant = None if given is None else _task(given, task or task_said(options.get("recipe")))
         if given is not None and options:
             _check(given, meant, options)
         self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(offered(given, meant))}
@@ -243,7 +243,7 @@ def packed(data: Any) -> bytes:
 
 
 def _task(given: Loaded, asked: str | None) -> str | None:
-    """What is asked for, what the model is for, or what its output suggests, which is then told."""
+    """What is asked for (also by a recipe), what the model is for, or what its output suggests, which is then told."""
     found = task_of(asked or given.task, given.model, _example(given))
     if found.assumed:
         warnings.warn(TaskAssumed(str(found)), stacklevel=3)
