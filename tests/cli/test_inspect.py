@@ -18,6 +18,9 @@ def net():
         nn.AvgPool2d((8, 6)), nn.Flatten(), nn.Linear(6, 4),
     )
 
+def volumes():
+    return nn.Sequential(nn.Conv3d(1, 4, 3, (1, 2, 3), 1), nn.ReLU(), nn.Conv3d(4, 2, 1))
+
 class Raises(nn.Module):
     def forward(self, x):
         raise KeyError("no such thing")
@@ -69,6 +72,13 @@ def test_table(tmp_path: Path) -> None:
     for words in ("24 states", "0 (conv)", "2 (max_pool)", "2x3", "8x6", "100% of a forward", "features end at 3"):
         assert words in " ".join(result.output.split())  # a long path breaks the line
     assert "left out: 4 (avg_pool2d)" in result.output
+
+
+def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
+    result = run(tmp_path, "nets.py:volumes", "--image-size", "12")
+    assert result.exit_code == 0, result.output
+    for words in ("6 states", "12x12x12", "1x2x3", "12x6x4"):
+        assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,16 @@ def test_a_mask_is_constant_and_empty_pads_and_slices_are_gone() -> None:
         assert run.count("slice") == (2 if pad else 0)
 
 
+def test_an_empty_pad_by_reflection_still_says_how_a_moved_layer_goes_on() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 13, 13)
+    for mode in ("reflect", "replicate", "circular"):
+        stem = nn.Conv2d(3, 8, 1, 2, padding_mode=mode)
+        net = nn.Sequential(stem, nn.ReLU(), nn.Conv2d(8, 4, 3, 1, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+        fast, literal = (unstride.enhance(net, images[:1], budget=4, optimise=o) for o in (True, False))
+        torch.testing.assert_close(fast(images), literal(images), rtol=1e-5, atol=1e-5)
+
+
 def test_what_depends_on_the_number_of_images_stays() -> None:
     net, images = Windowed(0).eval(), torch.randn(2, 3, 32, 32)
     names = [op_name(n) for n in optimise(capture(net, images[:1])).fx.nodes if n.op == "call_function"]

@@ -259,3 +259,8 @@ def test_what_the_model_wants_is_named() -> None:
     assert better(torch.randn(3, 2, 32)).shape == (3, 3)
     with pytest.raises(InputError, match=r"wanted \(B, C, L\)"):
         better(torch.randn(2, 32))
+    with pytest.raises(InputError, match=r"got shape \(1, 2, 8, 8\), wanted \(B, C, L\) by the model's first"):
+        better(torch.randn(1, 2, 8, 8))  # one axis too many: no other size would help
+    for task in ("classification", "segmentation"):
+        with pytest.raises(InputError, match=r"got shape \(1, 2, 8, 8, 8\), wanted \(B, C, H, W\) by"):
+            unstride.enhance(nets[2], torch.randn(1, 2, 8, 8, 8), task=task)

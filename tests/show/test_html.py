@@ -145,6 +145,9 @@ def test_the_layer_table_says_what_inspect_found() -> None:
     assert [row[0] for row in table.rows] == ["1", "2"]
     assert table.rows[0][1] == "2x2"
     assert "16 states" in table.caption
+    signals = nn.Sequential(nn.Conv1d(2, 4, 3, 2, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+    table = layer_table(unstride.inspect(signals, torch.randn(1, 2, 16)))
+    assert table.rows[0][1:3] == ("2", "8") and table.caption.endswith("at 16.")
 
 
 def test_a_picture_of_an_unknown_kind_is_refused() -> None:

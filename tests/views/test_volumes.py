@@ -137,3 +137,23 @@ def test_predict_writes_masks_where_the_volumes_lie(folder: Path, tmp_path: Path
     assert shown.exit_code == 0 and "of the pixels change" in shown.output
     refused = CliRunner().invoke(app, [*one, "--plot", str(tmp_path / "x.png")])
     assert refused.exit_code != 0 and isinstance(refused.exception, OptionError | SystemExit)
+
+
+def test_how_many_classes_a_network_of_volumes_tells_apart_is_seen_on_a_volume(folder: Path) -> None:
+    three = nn.Sequential(nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), nn.ConvTranspose3d(4, 3, 2, 2)).eval()
+    model = Loaded("mine", three, AS_IS, "segmentation")  # a picture it would take for a volume without a batch
+    assert model.example().ndim == 5 and model.labels == 3
+    write(folder / "masks/case_0.nii.gz", 2 * case(0)[1])
+    assert unstride.evaluate(model, f"masks:{folder}", recipe="flip")[0].errors == 0
+    assert model.example(8).shape == (1, 1, 8, 8, 8)
+    with pytest.raises(OptionError, match=r"image size 8x8: the model wants 3 axes"):
+        model.example((8, 8))
+
+
+def test_a_folder_without_a_readable_volume_is_told_file_by_file(tmp_path: Path) -> None:
+    spec, scans = tmp_path / "net.py", tmp_path / "scans"
+    spec.write_text("import torch\nfrom torch import nn\n\n\n" + inspect.getsource(Segments) + "\n\nnet = Segments\n")
+    write(scans / "plane.nii", case()[0][..., 0])
+    out = tmp_path / "table.jsonl"
+    done = CliRunner().invoke(app, ["predict", f"{spec}:net", str(scans), "--task", "segmentation", "--out", str(out)])
+    assert "a volume of shape (8, 10); wanted (X, Y, Z)" in done.output + out.read_text()

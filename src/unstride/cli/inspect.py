@@ -58,18 +58,18 @@ def _show(spec: str, report: "Report") -> None:
 def _table(spec: str, report: "Report") -> Any:
     from rich.table import Table
 
-    table = Table(
-        title=f"{spec}: {report.states} states, {report.macs / 1e9:.2f} GMACs, {report.image[0]}x{report.image[1]}"
-    )
+    from unstride.geometry.grids import by
+
+    table = Table(title=f"{spec}: {report.states} states, {report.macs / 1e9:.2f} GMACs, {by(report.image)}")
     for name in ("layer", "rate", "ops", "stride", "map", "one more state costs"):
         table.add_column(name, overflow="fold")
     for layer in report.layers:
         table.add_row(
             str(layer.index),
-            f"{layer.rate[0]}x{layer.rate[1]}",
+            by(layer.rate),
             "\n".join(f"{path} ({kind})" for path, kind in layer.ops),
-            f"{layer.stride[0]}x{layer.stride[1]}",
-            f"{layer.map[0]}x{layer.map[1]}",
+            by(layer.stride),
+            by(layer.map),
             f"{layer.cost:.0%} of a forward",
         )
     return table

@@ -55,8 +55,9 @@ def _changes_nothing(n: Node) -> bool:
     name, args = op_name(n), list[Any](n.args)
     if name == "native_dropout":
         return not any(is_getitem(u) for u in n.users)
-    if name in ("pad", "constant_pad_nd"):
-        return not any(args[1])
+    if name in ("pad", "constant_pad_nd"):  # by reflection and the like: a moved layer goes on so beyond the border
+        mode = args[2] if name == "pad" and len(args) > 2 else "constant"
+        return not any(args[1]) and mode == "constant"
     if name == "slice":
         source, dim, start, end, step = args + [0, None, None, 1][len(args) - 1 :]
         size = source.meta["val"].shape[dim]

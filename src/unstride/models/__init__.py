@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import re
 import sys
 import warnings
@@ -34,6 +35,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from unstride.errors import ArtefactError, OptionError, PreprocessAssumed, SpecError, UnstrideError
+from unstride.geometry.grids import by
 from unstride.graph.capture import wanted_axes
 from unstride.graph.twin import evaluating
 from unstride.models import libraries
@@ -48,6 +50,7 @@ _FORMS = (
     "torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, efficientnet-lite0|1|2, "
     "sample or sample-segmentation"
 )
+_SIDE = {1: 1024, 2: 224, 3: 64}  # by its axes, of an example where nobody said how large one is
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ class Loaded:
                 leaves = tree_leaves(evaluating(self.model)(self.example().to(device, dtype)))
         except Exception:  # a model that cannot take noise of this size; what it says of images counts, and comes later
             return None
-        sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in (2, 4)]
+        shapes = (2, 2 + wanted_axes(self.model))  # a row for each image, or a map
+        sizes = [leaf.shape[1] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim in shapes]
         return max(2, sizes[0]) if sizes else None
 
     def seen(self, image: Image) -> Tensor:
@@ -91,13 +95,17 @@ class Loaded:
         return self.preprocess(image).to(*place(self.model))
 
     def example(self, image_size: int | tuple[int, int] | None = None) -> Tensor:
-        """Noise of the shape that the model expects, (1, C, H, W), the same each time."""
-        size = (image_size, image_size) if isinstance(image_size, int) else image_size
+        """Noise of the shape that the model expects, (1, C, H, W), (1, C, D, H, W) or (1, C, L), the same each time."""
+        axes = wanted_axes(self.model)
+        size: tuple[int, ...] | None = (image_size,) * axes if isinstance(image_size, int) else image_size
         if size is None:
-            shorter = self.preprocess.resize if isinstance(self.preprocess.resize, int) else 224
-            size = self.preprocess.size or (shorter, shorter)
-        if not (min(size) >= 1 and size[0] * size[1] <= MAX_ENLARGED):
-            raise OptionError(f"image size {size[0]}x{size[1]}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
+            resize = self.preprocess.resize
+            shorter = resize if isinstance(resize, int) and axes == 2 else _SIDE[axes]
+            size = (self.preprocess.size if axes == 2 else None) or (shorter,) * axes
+        if len(size) != axes:
+            raise OptionError(f"image size {by(size)}: the model wants {axes} axes; give one number for all of them")
+        if not (min(size) >= 1 and math.prod(size) <= MAX_ENLARGED):
+            raise OptionError(f"image size {by(size)}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> Loaded:

@@ -24,7 +24,7 @@ from unstride.engine.segments import as_it_is
 from unstride.errors import InputError, ModelChanged, ModelRaised, OptionError
 from unstride.geometry.find import find_layers
 from unstride.geometry.grids import by
-from unstride.graph.capture import calling, capture, check_images, wanted_axes
+from unstride.graph.capture import SHAPES, calling, capture, check_images, wanted_axes
 from unstride.graph.optimise import channels_last, optimise
 from unstride.graph.snapshot import Snapshot
 from unstride.graph.twin import evaluating
@@ -106,6 +106,12 @@ class Plans(dict[Key, Plan]):
         try:
             return call(images), images, None
         except ModelRaised as error:
+            axes = wanted_axes(self.model)
+            if images.ndim != 2 + axes:
+                raise InputError(
+                    f"images: got shape {tuple(images.shape)}, wanted {SHAPES[axes]} by the model's first convolution "
+                    f"({error})"
+                ) from error
             more, crop = padded(images) if TASKS[self.setup[0]].pads else (images, None)
             if crop is None:
                 raise

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from unstride.geometry.grids import by
 from unstride.geometry.report import Report
 from unstride.show.charts import Chart, Point, Series
 
@@ -134,16 +135,16 @@ def layer_table(report: Report) -> Table:
         tuple(
             (
                 str(layer.index),
-                f"{layer.rate[0]}x{layer.rate[1]}",
-                f"{layer.map[0]}x{layer.map[1]}",
+                by(layer.rate),
+                by(layer.map),
                 f"{layer.cost:.0%} of a forward",
-                f"{layer.stride[0]}x{layer.stride[1]}",
+                by(layer.stride),
                 ", ".join(f"{path} ({kind})" for path, kind in layer.ops),
             )
             for layer in report.layers
         ),
         f"{len(report.layers)} layers, {report.states:,} states; a plain forward uses one. "
-        f"{report.macs / 1e9:.2f} GMACs at {report.image[0]}x{report.image[1]}.",
+        f"{report.macs / 1e9:.2f} GMACs at {by(report.image)}.",
     )
 
 
