@@ -171,3 +171,26 @@ def test_the_embedded_sample():
     assert rows[0]["images"] == 40
     assert rows[0]["metrics"]["top1"] > 0.8
     assert rows[1]["macs"] > 1.5
+
+
+def test_small_gains_of_numbers_keep_their_digits(tmp_path):
+    """An error of half a centimetre is no 0.00, and nothing is corrected or corrupted where there are no classes."""
+    random = np.random.default_rng(0)
+    for name in ("images", "depth"):
+        (tmp_path / name).mkdir()
+    for i in range(3):
+        Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"images/{i}.png")
+        np.save(tmp_path / f"depth/{i}.npy", np.full((16, 16), 0.5, np.float32))
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\nfrom unstride import Preprocess\n\n\ndef make():\n"
+        "    net = nn.Sequential(nn.Conv2d(3, 1, 3, 2, 1), nn.Upsample(scale_factor=2), nn.Sigmoid())\n"
+        "    return net.eval(), Preprocess(None, None, (0.5,) * 3, (0.5,) * 3)\n"
+    )
+    torch.manual_seed(0)
+    shown = run("net.py:make", "--data", "depth:.", "--recipe", "flip", "--out", "run").stdout
+    gain = json.loads((tmp_path / "run/rows.jsonl").read_text().splitlines()[1])["gain"]
+    cells = next(line for line in shown.splitlines() if "flip \u2502" in line).split("\u2502")
+    assert f"{gain['gain']:+.4g} [{gain['low']:+.4g}, {gain['high']:+.4g}]" in shown
+    assert [c.strip() for c in cells].count("") >= 2
+    refused = run("net.py:make", "--data", "depth:.", "--tta", "flip", code=1)
+    assert "recipe='flip'" in refused.stderr

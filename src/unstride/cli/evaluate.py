@@ -158,7 +158,7 @@ def _table(rows: list["Row"]) -> Any:
 
     first = rows[0]
     shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
-    scale = 100 if first.measure.percent else 1
+    scale, digits = (100, ".2f") if first.measure.percent else (1, ".4g")
     looks = "stage" in first.options
     several = not looks and any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
@@ -168,16 +168,15 @@ def _table(rows: list["Row"]) -> Any:
         table.add_column(head, justify="left" if head == "verdict" else "right", no_wrap=True)
     for row in rows:
         values = [f"{row.metrics[k] * 100:.2f}" if k in PERCENT else f"{row.metrics[k]:.4f}" for k in shown]
-        g = row.gain
+        g, counted = row.gain, not row.plain and bool(row.measure.counted)
+        low, gain, high = (f"{g[k] * scale:+{digits}}" for k in ("low", "gain", "high"))
         table.add_row(
             *([str(row.views)] if several else []),
             "plain" if row.plain else setting(row).removeprefix("recipe ") if looks else str(row.budget),
             *values,
-            ""
-            if row.plain
-            else f"{g['gain'] * scale:+.2f} [{g['low'] * scale:+.2f}, {g['high'] * scale:+.2f}]".replace("[", r"\["),
-            "" if row.plain else f"{g['corrected']:,}",
-            "" if row.plain else f"{g['corrupted']:,}",
+            "" if row.plain else rf"{gain} \[{low}, {high}]",
+            f"{g['corrected']:,}" if counted else "",
+            f"{g['corrupted']:,}" if counted else "",
             f"{row.macs:.2f}x",
             "" if row.latency is None else f"{row.latency:.2f}x",
             _remarks(row),

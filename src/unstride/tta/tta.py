@@ -56,7 +56,9 @@ class TTA(nn.Module):
     ) -> None:
         super().__init__()
         if task not in TASKS:
-            raise OptionError(f"task {task!r} is not one of {', '.join(TASKS)}.")
+            raise OptionError(
+                f"task {task!r} is not one of {', '.join(TASKS)}; a mirror is recipe='flip' for every task"
+            )
         if preprocess is not None:
             mean, std = mean or preprocess.mean, std or preprocess.std
         self.mean, self.std = _normalisation(mean, std)
