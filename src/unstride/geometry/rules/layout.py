@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from unstride.geometry.grids import grid_of
-from unstride.geometry.positions import EPS, LOST, Pos, Site, core, resample, settle, varies
+from unstride.geometry.positions import EPS, LOST, Pos, Site, changes, core, resample, settle, varies
 from unstride.geometry.rules.base import Result, argument, rule
 from unstride.graph.ops import arguments, op_name
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from unstride.geometry.walk import Walk
 
 _INDEXED = ("index", "index_select", "repeat_interleave", "tensor_split")  # other tensors they take are no places
+
+_MERGING = ("view", "_unsafe_view", "reshape", "flatten")
 
 
 @rule(
@@ -47,7 +49,27 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
     coords = [run(a) for a in range(w.axes)]
     if isinstance(coords[0], tuple | list):
         return [settle(*parts) for parts in zip(*coords, strict=True)], carriers
+    if op_name(n) in _MERGING and value.ndim == 2 + w.axes < len(w.trace.shapes[arguments(n)[0]]):
+        coords = _between(coords)
     return settle(*coords), carriers
+
+
+def _between(coords: list[Tensor]) -> list[Tensor]:
+    """Cells that came out of one (a pixel shuffle written as views, copies of a cell) lie beside each other in it."""
+    for d in range(1, coords[0].ndim):
+        moving = [a for a, t in enumerate(coords) if changes(t, d)]
+        if len(moving) == 1 and (r := _run(t := coords[moving[0]], d)) > 1:
+            at = (torch.arange(t.shape[d], dtype=torch.float32) + 0.5) / r - 0.5
+            coords[moving[0]] = resample(t.index_select(d, torch.arange(0, t.shape[d], r)), d, at)
+    return coords
+
+
+def _run(t: Tensor, d: int) -> int:
+    """How many cells in a row have the same coordinate along a dimension; 1 where that is not so throughout."""
+    steps = (t.diff(dim=d).nan_to_num().abs() > EPS).transpose(0, d).flatten(1).any(1)
+    r = int(steps.int().argmax()) + 1
+    wanted = torch.arange(1, t.shape[d]) % r == 0
+    return r if t.shape[d] % r == 0 and torch.equal(steps, wanted) else 1
 
 
 @rule("index index_select")
