@@ -273,7 +273,7 @@ ORDER = """\
 Accuracy against work.
 
 - ImageNet networks, three layers to search: cheap layers first do a tenth to a fifth less work at every budget. No
-  difference of accuracy can be measured on these 1,000 images; the likelihood is better, on EfficientNet-Lite0
+  difference of accuracy can be measured on these images; the likelihood is better, on EfficientNet-Lite0
   measurably.
 - CIFAR-10 networks, two layers: a third less work at B = 4 without a measurable difference, the same work from 7 states
   on. There ResNet-56 is a little less accurate by cost at every budget, at B = 15 measurably.

@@ -134,7 +134,7 @@ def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
     from unstride.proof.words import advice, verdict
 
     console = screen()
-    if rows[0].task == "segmentation" and "stage" not in rows[0].options:
+    if rows[0].task == "segmentation" and rows[0].recipe is None:
         print_table(console, _paper_table(rows))
     print_table(console, _table(rows))
     for row in rows:
@@ -154,12 +154,11 @@ def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
     from unstride.proof.measures import PERCENT
-    from unstride.proof.words import setting
 
     first = rows[0]
     shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
     scale, digits = (100, ".2f") if first.measure.percent else (1, ".4g")
-    looks = "stage" in first.options
+    looks = first.recipe is not None
     several = not looks and any(row.views > 1 for row in rows)
     table = Table(title=f"{first.spec} on {first.data}: {first.images:,} images")
     heads = [*(["views"] if several else []), "recipe" if looks else "budget", *shown.values()]
@@ -172,7 +171,7 @@ def _table(rows: list["Row"]) -> Any:
         low, gain, high = (f"{g[k] * scale:+{digits}}" for k in ("low", "gain", "high"))
         table.add_row(
             *([str(row.views)] if several else []),
-            "plain" if row.plain else setting(row).removeprefix("recipe ") if looks else str(row.budget),
+            "plain" if row.plain else row.recipe or str(row.budget),
             *values,
             "" if row.plain else rf"{gain} \[{low}, {high}]",
             f"{g['corrected']:,}" if counted else "",

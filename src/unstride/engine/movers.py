@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from unstride.geometry.grids import border_index
 from unstride.geometry.layers import Shift
-from unstride.geometry.positions import (
-    Site,
-    Window,
-)
+from unstride.geometry.positions import Site, Window
 from unstride.geometry.states import State
 from unstride.graph.ops import op_name
 

@@ -258,9 +258,9 @@ def _enhanced(
     usual = {"recipe": "paper"} if searches and not isinstance(module, Enhanced) else {}
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if dataset.task == "classification":
-        check_labels(*dataset.labelled(), told_apart(better))
+        check_labels(*dataset.labelled(), better.plan.classes)
     for i, mask in enumerate(dataset.masks if isinstance(dataset, FromBatches) else ()):
-        check_mask(mask, told_apart(better), name=f"image {i}: its mask")
+        check_mask(mask, better.plan.classes, name=f"image {i}: its mask")
     if searches and better.recipe.name == "default":  # budgets, and views by a policy, ask for the search
         better = better.with_options(recipe="paper")
     if not better.recipe.plain and not better.recipe.searches and not better.recipe.stages and not searches:
@@ -283,11 +283,6 @@ def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str
     better = module.with_options(**options)
     better.fitted(example)
     return better
-
-
-def told_apart(better: Enhanced) -> int:
-    """How many classes the model has."""
-    return better.plan.classes
 
 
 def _first(dataset: Dataset | FromBatches) -> Tensor:
@@ -339,7 +334,7 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
     if not len(whole.index):
         first = next(iter(whole.errors.values()), "")
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
-    classes = told_apart(job.better)
+    classes = job.better.plan.classes
     summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, classes)
     shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
     return [

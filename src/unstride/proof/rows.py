@@ -93,6 +93,11 @@ class Row:
         return self.budget == 1 and self.views == 1
 
     @property
+    def recipe(self) -> str | None:
+        """The recipe whose stages of looks this is; None for budgets of the search."""
+        return (self.options.get("recipe") or "of yours") if "stage" in self.options else None
+
+    @property
     def quality(self) -> float:
         """The number that is compared: top-1 accuracy, mIoU, mAP, RMSE, ...; see `measure`."""
         return float(self.metrics[self.measure.key])

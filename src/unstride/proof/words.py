@@ -80,8 +80,8 @@ def setting(row: Row) -> str:
     """`plain`, `recipe flip`, `budget 4`, `budget 4 in 15 views`."""
     if row.plain:
         return "plain"
-    if "stage" in row.options:
-        return f"recipe {row.options.get('recipe') or 'of yours'}"
+    if row.recipe is not None:
+        return f"recipe {row.recipe}"
     return f"budget {row.budget}" + (f" in {row.views} views" if row.views > 1 else "")
 
 

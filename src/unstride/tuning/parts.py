@@ -22,7 +22,6 @@ from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, LeftOut
 from unstride.jobs.fingerprint import digest
 from unstride.procedure.prediction import at_size
-from unstride.proof.loop import told_apart
 from unstride.proof.measures import check_shape
 from unstride.views.canvas import Canvas, Pictures, Source, as_source
 from unstride.views.volumes import Volume
@@ -50,7 +49,7 @@ class Part:
     def check(self, better: Enhanced) -> None:
         """Its labels against what the model gives: classes, or as many labels or numbers."""
         if better.task == "classification":
-            check_labels(self.names, self.labels.tolist(), told_apart(better))
+            check_labels(self.names, self.labels.tolist(), better.plan.classes)
         elif better.task in ("multilabel", "regression"):
             plan = better.plan
             gives = plan.found.trace.shapes[plan.targets[0].leaf][1:]

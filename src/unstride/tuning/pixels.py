@@ -31,7 +31,6 @@ from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
-from unstride.proof.loop import told_apart
 from unstride.proof.metrics import IGNORE, check_mask
 from unstride.tuning.candidates import Unit
 from unstride.tuning.parts import drawn, read
@@ -53,7 +52,7 @@ class Scene:
 
     def check(self, better: Enhanced) -> None:
         """Its mask against the model's classes."""
-        check_mask(self.mask, told_apart(better), name=f"{self.name}: its mask")
+        check_mask(self.mask, better.plan.classes, name=f"{self.name}: its mask")
 
 
 def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = None) -> Iterator[Scene]:

@@ -25,7 +25,7 @@ from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import TASKS
 from unstride.procedure.temperature import fit_temperature, nll
-from unstride.proof.loop import asked_task, check_task, dataset_of, told_apart
+from unstride.proof.loop import asked_task, check_task, dataset_of
 from unstride.proof.measures import measure_of
 from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
@@ -103,7 +103,7 @@ def tune(
         better, seen = _ready(module, data, task, scenes(data, _like(module), window))
         by = objective or "likelihood"
         tuned = tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress)
-        return _doubted(tuned, loaded, 1 / told_apart(better))
+        return _doubted(tuned, loaded, 1 / better.plan.classes)
     _check_objective(objective, task)
     better, given = _ready(module, data, task, parts(data, _like(module), task))
     units = candidates(given[0].source, pool, better.task)
@@ -122,7 +122,7 @@ def tune(
         return _doubted(judged.tuned(ceilings, guard), loaded, judged.judge.chance)
     by = objective or OBJECTIVES[0]
     tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
-    return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / told_apart(better))
+    return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / better.plan.classes)
 
 
 def _doubted(tuned: Tuned, model: Loaded | nn.Module, chance: float | None) -> Tuned:
