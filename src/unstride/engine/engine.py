@@ -30,6 +30,7 @@ class Engine:
     `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
     `max_bytes` bounds stored prefixes and the chunk under way together (not below twice what the plain network needs
     for the images): where they exceed it, prefixes are forgotten and made again. Results do not depend on it.
+    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Engine:
         plain: Sequence[Node] = (),
         max_bytes: int = UNBOUNDED,
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
+        held: bool = False,
     ) -> None:
         if max_bytes < 1:
             raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
         self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
         on_cpu = graph.device.type == "cpu"
         self.chunk_bytes, self.tensor_bytes = (min(max_bytes, CHUNK), TENSOR) if on_cpu else (max_bytes, UNBOUNDED)
-        self.cutter = Cutter(graph, found, run_segment)
+        self.cutter = Cutter(graph, found, run_segment, held=held)
         self.tamed = any(n.meta.get("tame") for n in graph.fx.nodes)  # by `mark_tame`
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
@@ -92,6 +94,10 @@ class Engine:
                             f"of {tuple(value.shape)}: the model cannot be cut there. Leave that layer out, or rewrite "
                             "the op so that each image keeps its rows together."
                         )
+
+    def holding(self) -> "Engine":
+        """The same, where the edges of large maps stay."""
+        return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, True)
 
     def closed(self, levels: Iterable[int]) -> set[int]:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""

@@ -1,5 +1,6 @@
 """Moving an operand by a selection per row, and the ops that read it: what a state does inside a segment."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unstride.geometry.grids import border_index
+from unstride.geometry.grids import border_index, held_pieces
 from unstride.geometry.layers import Shift
 from unstride.geometry.positions import Site, Window
 from unstride.geometry.states import State
@@ -67,10 +68,16 @@ class Mover(nn.Module):
     """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
     def __init__(
-        self, shift: Shift, batch: Batch, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]
+        self,
+        shift: Shift,
+        batch: Batch,
+        extent: Sequence[int],
+        out_size: Sequence[int],
+        stride: Sequence[int],
+        hold: Sequence[tuple[int, int]] | None = None,  # cells at each end of an axis that stay, see `natural.held`
     ) -> None:
         super().__init__()
-        self.shift, self.batch = shift, batch
+        self.shift, self.batch, self.hold = shift, batch, hold
         site = shift.site
         self.fill = _FILL.get(site.kind, 0.0) if site is not None else 0.0
         self.mode = site.mode if site is not None else "constant"
@@ -118,6 +125,9 @@ class Mover(nn.Module):
 
     def _copy(self, x: Tensor, out: Tensor, start: Sequence[int], dims: Sequence[int | None]) -> None:
         """out[n] = x[start + n] where that exists, the fill elsewhere; only the uncovered border is filled."""
+        if self.hold is not None:
+            self._hold(x, out, start, dims)
+            return
         for a, d in enumerate(dims):
             if d is None:
                 continue
@@ -133,6 +143,19 @@ class Mover(nn.Module):
             out = out.narrow(d, first, last - first)
             x = x.narrow(d, start[a] + first, last - first)
         out.copy_(x)
+
+    def _hold(self, x: Tensor, out: Tensor, by: Sequence[int], dims: Sequence[int | None]) -> None:
+        assert self.hold is not None
+        along = [
+            [(d, piece) for piece in held_pieces(by[a], x.shape[d], self.hold[a])]
+            for a, d in enumerate(dims)
+            if d is not None
+        ]
+        for pieces in itertools.product(*along):
+            source, target = x, out
+            for d, (to, count, start, read) in pieces:
+                source, target = source.narrow(d, start, read), target.narrow(d, to, count)
+            target.copy_(source)
 
     def _wrapped(self, x: Tensor, state: State) -> Tensor:
         for a, (d, start) in enumerate(zip(self.dims, self.start(state), strict=True)):

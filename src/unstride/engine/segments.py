@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from unstride.engine.movers import Batch, MovedAvgPool, Mover, Rows, for_each, stride_of
 from unstride.errors import CaptureError
 from unstride.geometry.layers import Shift, Subsampling
+from unstride.geometry.natural import held
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
@@ -43,13 +44,14 @@ class Segment:
 
 @dataclass(eq=False)
 class Cutter:
-    """Builds segments of a graph for a set of wanted nodes."""
+    """Builds segments of a graph for a set of wanted nodes. `held`: as looks move it, see `geometry.natural`."""
 
     graph: Graph
     found: Subsampling
     run_segment: Callable[[nn.Module], nn.Module] = as_it_is
     root: nn.Module = field(default_factory=nn.Module)
     folded: dict[Node, Any] = field(default_factory=dict)
+    held: bool = False
 
     def __post_init__(self) -> None:
         self.kind: dict[Node, str] = {}
@@ -117,7 +119,13 @@ class Cutter:
         return size + 8 * size // self.graph.dtype.itemsize if "max_pool" in op_name(n) else size
 
     def moves(self, n: Node) -> dict[Node, Shift]:
-        return {s.operand: s for s in self.found.shifts if s.node is n}
+        """By operand. A strided op whose operand's edge is held reads it as it always does: it has no site."""
+        own = [s for s in self.found.shifts if s.node is n]
+        return {s.operand: s if self.hold(s) is None else replace(s, site=None) for s in own}
+
+    def hold(self, s: Shift) -> tuple[tuple[int, int], ...] | None:
+        """Cells at each end of a strided op's operand that stay; None where all of it moves."""
+        return held(s.site, self.graph.image, s.grid.size) if self.held and s.site is not None else None
 
 
 class Builder:
@@ -199,7 +207,8 @@ class Builder:
         if shift.site is not None and shift.site.windows is not None:
             shape = shapes[n][0] if isinstance(shapes[n], list) else shapes[n]
             out, stride = list(shape[2:]), stride_of(n)
-        return Mover(shift, batch_of(source), shapes[source][2:], out, stride)
+        whole = next(s for s in self.c.found.shifts if s.node is n and s.operand is shift.operand)
+        return Mover(shift, batch_of(source), shapes[source][2:], out, stride, self.c.hold(whole))
 
     def _module(self, module: nn.Module, args: tuple[Any, ...]) -> Node:
         name = f"move_{len(list(self.c.root.children()))}"

@@ -141,7 +141,7 @@ class _Part(nn.Module):
         plain = better.fitted(example)[1]
         shape = plain.found.trace.shapes[plain.targets[0].leaf]
         self.out_size = tuple(int(n) for n in shape[2:]) if self.maps else ()
-        self.body = Fixed(plan, states, options).body if self.maps else EachState(plan, states, options).body
+        self.body = Fixed(plan, states, options, held=True).body if self.maps else EachState(plan, states, options).body
 
     def forward(self, images: Tensor) -> Tensor:
         found = self.body(self.seen(images))

@@ -140,3 +140,18 @@ def border_index(start: int, length: int, extent: int, mode: str) -> Tensor:
         i = i.abs()
         i = torch.where(i >= extent, 2 * (extent - 1) - i, i)
     return i.clamp(0, extent - 1)
+
+
+def held_pieces(by: int, extent: int, hold: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """x[n + by] between the first and last `hold` cells, which stay; where it ends before them its last cell goes on.
+
+    Pieces (to, how many, from, how many): a single cell that is read stands for all that are written.
+    """
+    low, high = hold[0], extent - hold[1]
+    by = max(low - high, min(by, high - low))
+    if high <= low or by == 0:
+        return [(0, extent, 0, extent)]
+    first, last = (low, high - by) if by > 0 else (low - by, high)  # where there is something to move there
+    found = [(0, low, 0, low), (low, first - low, low, 1), (first, last - first, first + by, last - first)]
+    found += [(last, high - last, high - 1, 1), (high, extent - high, high, extent - high)]
+    return [piece for piece in found if piece[1]]

@@ -4,6 +4,9 @@ A state reads the map from s cells later. What it reads beyond the map, farther 
 training picture had; what it no longer reads is lost. A 3x3 window with a stride of 2 and padding 1 on both sides of an
 even map leaves one cell of its padding unread at the end, so +1 loses nothing; with TF's "same", which pads the end
 alone, -1 only pads the start instead.
+
+The outermost cells of a map know that they are: every op before them read padding there, and a network counts on it. So
+in a look the cells at the edge of a large map stay where they are, and what lies between them moves (`held`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from unstride.geometry.positions import Site
 from unstride.geometry.states import Sides
 from unstride.graph.ops import arguments, op_name
 
+LARGE = 48  # cells: the edge of a smaller map is too much of it, and deep layers know more cells to be near one
 _MODES = {"reflection": "reflect", "replication": "replicate", "constant": "constant"}
 
 
@@ -66,6 +70,19 @@ def natural_sides(sites: Sequence[Site], rate: Sequence[int], sizes: Sequence[Se
 
         out.append((0, *(min(s, s - r, key=rank) for s in range(1, r))))
     return tuple(out)
+
+
+def held(s: Site, image: Node, size: Sequence[int]) -> tuple[tuple[int, int], ...] | None:
+    """Per axis, how many cells at each end of the operand stay when a look moves it; None: all of it moves.
+
+    Of the picture nothing stays, and it goes on beyond its end.
+    """
+    pad = padded(s.operand)
+    sides = ((0, 0),) * len(size) if pad is None else pad.sides
+    edge = 0 if (s.operand if pad is None else pad.source) is image else 1
+    if s.kind == "resize" or (edge and min(n for n, r in zip(size, s.rate, strict=True) if r > 1) < LARGE):
+        return None
+    return tuple((low + edge, high + edge) for low, high in sides)
 
 
 def _reading(s: Site, a: int, cells: int) -> _Reading:

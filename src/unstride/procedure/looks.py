@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from unstride.engine.engine import Engine
 from unstride.geometry.states import State
 from unstride.procedure.batch import Batch
 from unstride.procedure.calibrate import Price
@@ -172,6 +173,10 @@ class Looking:
             out.stopped[i] = out.stopped[i] or f"all looks{share}"
         return out
 
+    def _engine(self, plan: Plan) -> Engine:
+        """One for all stages: a later one goes on where an earlier one was."""
+        return plan.engine_for(s for stage in self.stages for s in stage.chosen(plan.found.space))
+
     def _pass(
         self, gate: Gate, out: Looked, rows: list[int], tiles: dict[int, Tensor]
     ) -> tuple[list[int], dict[int, Tensor]]:
@@ -235,7 +240,7 @@ class Looking:
         cut, plan, crop = self.fit(cut)
         maps, macs = [], 0
         for part in cut.split(max(1, self.at_once(plan, len(states)))):
-            batch = Batch(plan, plan.engine.start(part), (view,), list(range(len(part))), crop)
+            batch = Batch(plan, self._engine(plan).start(part), (view,), list(range(len(part))), crop)
             maps.append(batch.map(view, states, batch.rows))
             macs += sum(m for _, m in batch.spent(view, batch.rows, len(states)))
         return torch.cat(maps), macs
@@ -265,7 +270,7 @@ class Looking:
             for start in range(0, len(rows), together):
                 part = slice(start, start + together)
                 shown = [images[part] for images, _, _ in fitted]
-                run = plan.engine.start(shown[0] if len(shown) == 1 else torch.cat(shown))
+                run = self._engine(plan).start(shown[0] if len(shown) == 1 else torch.cat(shown))
                 yield Batch(plan, run, tuple(v for v, _ in group), rows[part], crop)
 
     def _take(self, stage: Stage, batch: Batch, rows: list[int], out: Looked, taken: set[Look]) -> None:

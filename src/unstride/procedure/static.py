@@ -1,6 +1,7 @@
 """A chosen set of states as one module of constant shape: no search, no Python objects, so that it can be exported."""
 
 import copy
+import itertools
 import math
 from collections import ChainMap
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch.fx import GraphModule, Node
 from unstride.engine.movers import AVG_POOL, MovedAvgPool, Mover
 from unstride.engine.segments import Builder, Cutter
 from unstride.errors import OptionError
-from unstride.geometry.grids import border_index
+from unstride.geometry.grids import border_index, held_pieces
 from unstride.geometry.states import Selection, State
 from unstride.graph.ops import ancestors
 from unstride.procedure.aggregate import Attention, sure_weight
@@ -32,6 +33,7 @@ class StaticMove(nn.Module):
         super().__init__()
         self.start = mover.start(state)
         self.fill, self.mode, self.reach, self.dims = mover.fill, mover.mode, mover.reach, mover.dims
+        self.hold = mover.hold
         self.tokens = mover.shift.grid if mover.shift.grid.tokens and mover.windows is None else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,6 +50,11 @@ class StaticMove(nn.Module):
             if d is None:
                 continue
             extent = int(x.shape[d])
+            if self.hold is not None:
+                pieces = held_pieces(self.start[a], extent, self.hold[a])
+                at = [range(start, start + read) if read > 1 else [start] * count for _, count, start, read in pieces]
+                x = x.index_select(d, torch.tensor(list(itertools.chain(*at)), device=x.device))
+                continue
             length = self.reach[a] if self.reach is not None else extent
             if self.mode != "constant":
                 x = x.index_select(d, border_index(self.start[a], length, extent, self.mode).to(x.device))
@@ -232,17 +239,19 @@ class _Unrolled(Builder):
 class Fixed(nn.Module):
     """A network with a fixed set of states: takes (B, C, H, W) of one image size, returns what the network returns.
 
+    `held`: the edges of large maps stay, as in looks.
+
     Example: `program = torch.export.export(module, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))`
     """
 
-    def __init__(self, plan: Plan, states: Sequence[State], options: Options) -> None:
+    def __init__(self, plan: Plan, states: Sequence[State], options: Options, held: bool = False) -> None:
         super().__init__()
         if options.align == "stitch":
             raise OptionError(
                 "align='stitch' makes finer maps than the network's own: a fixed module takes True or False"
             )
         self.states = tuple(states)
-        cutter = Cutter(plan.graph, plan.found)
+        cutter = Cutter(plan.graph, plan.found, held=held)
         with torch.no_grad():
             self.body = _Unrolled(cutter, plan, self.states, options).unroll()
         self.rebuild = plan.graph.rebuild
@@ -260,12 +269,16 @@ class Fixed(nn.Module):
 
 
 class EachState(nn.Module):
-    """A network in several states, each by itself: (B, C, H, W) -> the main output of each, of constant shape."""
+    """A network in several states, each by itself, as looks take them, of constant shape.
+
+    (B, C, H, W) -> the main output of each.
+    """
 
     def __init__(self, plan: Plan, states: Sequence[State], options: Options) -> None:
         super().__init__()
         with torch.no_grad():
-            self.body = _Unrolled(Cutter(plan.graph, plan.found), plan, tuple(states), options).unroll_each()
+            cutter = Cutter(plan.graph, plan.found, held=True)
+            self.body = _Unrolled(cutter, plan, tuple(states), options).unroll_each()
         self.requires_grad_(False).eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,8 @@
 """A captured model made ready for a task: which output is meant, where its map is, how the output is rebuilt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,6 +58,14 @@ class Plan:
     space: str
     also: tuple[tuple[Node, Segment], ...]  # other outputs that follow from the first target's tap
     plain_macs: int
+
+    def engine_for(self, states: Iterable[State]) -> Engine:
+        """What runs looks in these states. The paper's search moves all of a map (`engine`); looks hold its edge."""
+        return self.engine if all(s.plain for s in states) else self._holding
+
+    @cached_property
+    def _holding(self) -> Engine:
+        return self.engine.holding()
 
     @property
     def reads(self) -> str:

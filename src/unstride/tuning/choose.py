@@ -182,12 +182,16 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
     folds = fold_of(len(pool), FOLDS, seed)
     named = {name: [units.index(u) for u in some] for name, some in usual(list(units)).items()}
     tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
-    for share in SHARES:
-        fits = {k: p for k, p in named.items() if share * float(whole.costs[p].sum()) <= ceiling - 1 + 1e-9}
-        ways = [*(Way(len(p), share, k) for k, p in fits.items()), *(Way(j, share) for j in range(1, STEPS + 1))]
+    room = {name: (ceiling - 1 + 1e-9) / float(whole.costs[some].sum()) for name, some in named.items()}
+    spent = {name: math.floor(100 * most) / 100 for name, most in room.items()}  # where it just spends the ceiling
+    for share in sorted({*SHARES, *(most for most in spent.values() if SHARES[0] < most < 1)}):
+        fits = {k: p for k, p in named.items() if (share <= room[k] if share in SHARES else share == spent[k])}
+        steps = range(1, STEPS + 1) if share in SHARES else ()
+        ways = [*(Way(len(p), share, k) for k, p in fits.items()), *(Way(j, share) for j in steps)]
         found = {way: torch.full((len(pool),), math.nan, dtype=torch.float64) for way in ways}
         for fitted, test, held in _parts(whole, folds):
-            path, below = greedy(fitted, share, ceiling, objective, own), threshold(fitted.margin, share)
+            path = greedy(fitted, share, ceiling, objective, own) if steps else []
+            below = threshold(fitted.margin, share)
             for way, out in found.items():
                 if way.name or way.steps <= len(path):
                     took = fits.get(way.name) or path[: way.steps]

@@ -29,7 +29,7 @@ from unstride.tuning.timing import estimate
 from unstride.views.canvas import Source
 from unstride.views.policies import IDENTITY, View
 
-KIND = "looks"
+KIND = "looks, edges held"
 PAPER = 10  # states of the paper's search, which stands beside ours
 
 
@@ -171,11 +171,12 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
     for view in dict.fromkeys(look.view for look in looks):
         states = [look.state for look in looks if look.view == view]
         images, plan, crop = better.fitted(source.see(view))
-        together = plan.engine.images_at_once(range(1, plan.engine.depth + 1), len(states), better.max_bytes)
+        engine = plan.engine_for(states)
+        together = engine.images_at_once(range(1, plan.engine.depth + 1), len(states), better.max_bytes)
         parts: dict[Look, list[Tensor]] = {}
         for start in range(0, len(rows), together):
             part = rows[start : start + together]
-            batch = Batch(plan, plan.engine.start(images[start : start + together]), (view,), part, crop)
+            batch = Batch(plan, engine.start(images[start : start + together]), (view,), part, crop)
             plain = (plain or batch) if TASKS[better.task].maps else batch
             for of, (values, *_) in batch.look(view, states, part, plain):
                 parts.setdefault(Look(view, of[0]), []).append(values.float().cpu())

@@ -183,7 +183,8 @@ def looks_of(unit: Unit, work: Work) -> list[Look]:
 def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pixels: int | None) -> Said:
     """Every unit of looks at one picture."""
     images, plan, crop = better.fitted(scene.source.see(IDENTITY))
-    first = Batch(plan, plan.engine.start(images), (IDENTITY,), [0], crop)
+    moved = [s for unit in units for s in Work.of(plan, unit.count).near[: unit.count]]
+    first = Batch(plan, plan.engine_for(moved).start(images), (IDENTITY,), [0], crop)
     zero = plan.found.space.zero
     _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
     chosen = sampled(scene, pixels)
@@ -194,7 +195,11 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
         images, own, crop = better.fitted(scene.source.see(unit.view))
         work = Work.of(own, unit.count)
         states = [look.state for look in looks_of(unit, work)]
-        batch = first if unit.view == IDENTITY else Batch(own, own.engine.start(images), (unit.view,), [0], crop)
+        batch = (
+            first
+            if unit.view == IDENTITY
+            else Batch(own, own.engine_for(states).start(images), (unit.view,), [0], crop)
+        )
         _, (logits,) = next(batch.look(unit.view, states, [0], first))
         maps.append(_at(logits, scene.mask, chosen))
         seen = states if zero in states else [zero, *states]
