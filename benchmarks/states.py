@@ -70,16 +70,17 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
     paper = StateSpace(space.rates, space.strides).nearest(NEAR)
     alone = [s for layer in range(1, len(space.rates) + 1) for n in (False, True) for s in single(space, layer, n)]
     states = list(dict.fromkeys([space.zero, *alone, *near, *paper]))
-    moves = [tuple(round(d) for d in space.displacement(s)) for s in near] if images.shape[2] > SIDE else []
     looks = list(dict.fromkeys([*(s for k in range(1, len(space.rates) + 1) for s in single(space, k, True)), *near]))
+    far = [tuple(round(d) for d in space.displacement(s)) for s in looks] if images.shape[2] > SIDE else []
     logits, ours, crops = [], [], []
     with torch.no_grad():
         for part in images.split(BATCH):
             logits.append(answers(plan, crop(part).contiguous(), states, held=False))
             ours.append(answers(plan, crop(part).contiguous(), looks, held=True))
-            crops += [torch.stack([found.model(crop(part, *m).contiguous()) for m in moves])] if moves else []
+            crops += [torch.stack([found.model(crop(part, *m).contiguous()) for m in far])] if far else []
     said = dict(zip(states, torch.cat(logits, 1).float(), strict=True))
     held = dict(zip(looks, torch.cat(ours, 1).float(), strict=True))
+    moved = dict(zip(looks, torch.cat(crops, 1).float(), strict=True)) if crops else {}
     nll = lambda x: F.cross_entropy(x, labels, reduction="none")  # noqa: E731
     right = lambda x: (x.argmax(1) == labels).float()  # noqa: E731
     plain = said[space.zero]
@@ -94,34 +95,38 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
         "",
         f"{len(labels)} pictures; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
         "",
-        "| layer | before | own NLL | top-1 | after | own NLL | top-1 | after, edge held: own NLL | top-1 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| layer | before | own NLL | top-1 | after | own NLL | top-1 | edge held: own NLL | top-1 | less crops' own NLL |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for k, layer in enumerate(plan.found.layers, 1):
         before, after = (against([said[s] for s in single(space, k, n)]) for n in (False, True))
         sides = ["/".join(map(str, s)) for s in (range(layer.rate[0]), layer.sides[0])]
         more = against([held[s] for s in single(space, k, True)])
-        lines.append(f"| {k}: {layer.ops[0][0]} | {sides[0]} | {before} | {sides[1]} | {after} | {more} |")
+        less = (
+            told(torch.stack([nll(held[s]) - nll(moved[s]) for s in single(space, k, True)]).mean(0)) if moved else ""
+        )
+        lines.append(f"| {k}: {layer.ops[0][0]} | {sides[0]} | {before} | {sides[1]} | {after} | {more} | {less} |")
     together = lambda own, chosen: torch.stack([own[s] for s in chosen]).softmax(-1).mean(0).log()  # noqa: E731
     loose, kept = together(said, near), together(held, near)
     means = f"{against([together(said, paper)])} | | {against([loose])} | {against([kept])}"
-    lines.append(f"| mean of {NEAR} near | | {means} |")
-    if crops:
-        moved = torch.cat(crops, 1).float().softmax(-1).mean(0).log()
-        lines.append(f"| mean of crops moved as far | | | | | {against([moved])} | | |")
-        less = (f"{told(nll(x) - nll(moved))} | {told(right(x) - right(moved), 100, 2)}" for x in (loose, kept))
-        lines.append(f"| near states less those crops | | | | | {' | '.join(less)} |")
+    lines.append(f"| mean of {NEAR} near | | {means} | |")
+    if moved:
+        same = together(moved, near)
+        lines.append(f"| mean of crops moved as far | | | | | {against([same])} | | | |")
+        less = " | ".join(f"{told(nll(x) - nll(same))} | {told(right(x) - right(same), 100, 2)}" for x in (loose, kept))
+        lines.append(f"| near states less those crops | | | | | {less} | |")
     return [*lines, ""]
 
 
 def answer(lines: Sequence[str]) -> str:
     """How many layers' states are measurably less likely than the plain network, before and after."""
     rows = [line.split(" | ") for line in lines if line.startswith("| ") and line[2].isdigit()]
-    before, after, held = (sum(row[k].startswith("**+") for row in rows) for k in (2, 5, 7))
+    before, after, held, behind = (sum(row[k].startswith("**+") for row in rows) for k in (2, 5, 7, 9))
     told = f"Alone, the states of {before} of {len(rows)} layers are measurably less likely than the plain network "
     told += f"with the paper's selections, of {after} with ours, of {held} where the edges of large maps are held, as "
-    less = [line.split(" | ")[-2] for line in lines if line.startswith("| near states less")]
-    return told + f"looks do it. Near states then differ from crops moved as far by {', '.join(less)} NLL."
+    less = [line.split(" | ")[7] for line in lines if line.startswith("| near states less")]
+    told += f"looks do it; of {behind} measurably less likely than crops that are moved as far. "
+    return told + f"The mean of near states differs from that of such crops by {', '.join(less)} NLL."
 
 
 PAGE = """# Single states, before and after
@@ -132,9 +137,9 @@ Of the selections s and s - R that take one phase, "before" takes the paper's, 0
 loses least at the layer's ops (see `StateSpace.natural`); with the edge held, the outermost cells of a map of 48 or
 more stay where they are and what lies between them moves, and a picture goes on beyond its end
 (`geometry/natural.py`). Own NLL and top-1 (points) of a layer's states, each alone, in the mean, less the plain
-network's on the same pictures, with 95 % intervals; bold where 0 lies outside. The last rows are means over
-probabilities of {near} looks, the plain one among them: near states, and the plain network on crops moved by as much
-over the uncropped picture.
+network's on the same pictures, with 95 % intervals; bold where 0 lies outside. On the right, less what the plain network
+says of the crop moved as far over the uncropped picture: what a state loses beyond having moved. The last rows are means
+over probabilities of {near} looks, the plain one among them.
 
     python -m benchmarks.states --assets DIR --pictures {pictures}
 
