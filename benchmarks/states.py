@@ -1,6 +1,7 @@
 """Single states beside the plain network, before (0 .. R - 1) and after (the side that loses least, the edge held).
 
-`python -m benchmarks.states --assets DIR [--pictures 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`
+`python -m benchmarks.states --assets DIR [--pictures 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`:
+other networks' sections of the page stay.
 
 For every layer: the mean over its states of what each says alone, paired picture by picture with the plain answer.
 Then the mean of the nearest states, and of the plain network on crops moved by as much over the uncropped picture.
@@ -95,16 +96,15 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
         "",
         f"{len(labels)} pictures; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
         "",
-        "| layer | before | own NLL | top-1 | after | own NLL | top-1 | edge held: own NLL | top-1 | less crops' own NLL |",
+        "| layer | before | own NLL | top-1 | after | own NLL | top-1 | edge held: own NLL | top-1 | less crops |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for k, layer in enumerate(plan.found.layers, 1):
         before, after = (against([said[s] for s in single(space, k, n)]) for n in (False, True))
         sides = ["/".join(map(str, s)) for s in (range(layer.rate[0]), layer.sides[0])]
         more = against([held[s] for s in single(space, k, True)])
-        less = (
-            told(torch.stack([nll(held[s]) - nll(moved[s]) for s in single(space, k, True)]).mean(0)) if moved else ""
-        )
+        gaps = [nll(held[s]) - nll(moved[s]) for s in single(space, k, True)] if moved else []
+        less = told(torch.stack(gaps).mean(0)) if gaps else ""
         lines.append(f"| {k}: {layer.ops[0][0]} | {sides[0]} | {before} | {sides[1]} | {after} | {more} | {less} |")
     together = lambda own, chosen: torch.stack([own[s] for s in chosen]).softmax(-1).mean(0).log()  # noqa: E731
     loose, kept = together(said, near), together(held, near)
@@ -137,11 +137,11 @@ Of the selections s and s - R that take one phase, "before" takes the paper's, 0
 loses least at the layer's ops (see `StateSpace.natural`); with the edge held, the outermost cells of a map of 48 or
 more stay where they are and what lies between them moves, and a picture goes on beyond its end
 (`geometry/natural.py`). Own NLL and top-1 (points) of a layer's states, each alone, in the mean, less the plain
-network's on the same pictures, with 95 % intervals; bold where 0 lies outside. On the right, less what the plain network
-says of the crop moved as far over the uncropped picture: what a state loses beyond having moved. The last rows are means
-over probabilities of {near} looks, the plain one among them.
+network's on the same pictures, with 95 % intervals; bold where 0 lies outside. On the right, less the own NLL of the
+plain network on the crop moved as far over the uncropped picture: what a state loses beyond having moved. The last rows
+are means over probabilities of {near} looks, the plain one among them.
 
-    python -m benchmarks.states --assets DIR --pictures {pictures}
+    python -m benchmarks.states --assets DIR --out docs/results-states.md
 
 """
 
@@ -153,11 +153,13 @@ def main() -> None:
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines: list[str] = []
-    for name in args.nets.split(","):
-        lines += section(args.assets, name, args.pictures)
-        head = PAGE.format(near=NEAR, pictures=args.pictures, answer=answer(lines))
-        give(head + "\n".join(lines) + "\n", args.out)  # network by network: it takes a while
+    kept = args.out.read_text(encoding="utf-8").split("\n## ")[1:] if args.out and args.out.exists() else []
+    sections = {text.splitlines()[0]: [*f"## {text}".strip().splitlines(), ""] for text in kept}
+    for name in args.nets.split(","):  # network by network, in the place of its older section: it takes a while
+        lines = section(args.assets, name, args.pictures)
+        sections[lines[0].removeprefix("## ")] = lines
+        every = [line for some in sections.values() for line in some]
+        give(PAGE.format(near=NEAR, answer=answer(every)) + "\n".join(every), args.out)
 
 
 if __name__ == "__main__":
