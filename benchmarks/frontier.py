@@ -3,7 +3,7 @@
 Tuned on one half of the pictures, measured on the other, both ways. What the networks say is kept in `--cache`,
 so a run goes on where it was. Writes benchmarks/frontier.csv, a row per network and setting, from which
 `python -m benchmarks.frontier_page` makes the page. The paper's search is the dearest row: `--paper N` runs it on the
-first N pictures only.
+first N pictures only, `--paper 0` leaves its older rows.
 """
 
 import argparse
@@ -185,11 +185,17 @@ class Halves:
 
 
 def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
-    """Rows of the measured networks take the place of their older ones."""
-    old = []
+    """Rows of the measured network take the place of its older ones; where its search was not run, that of those stay."""
+    old: list[dict[str, str]] = []
+    what = "setting" if "setting" in fields else "rival"
+    searched = any(str(r[what]).startswith("paper") for r in new)
     if path.exists():
         with path.open(newline="") as file:
-            old = [r for r in csv.DictReader(file) if r["net"] != new[0]["net"]]
+            old = [
+                r
+                for r in csv.DictReader(file)
+                if r["net"] != new[0]["net"] or (not searched and r[what].startswith("paper"))
+            ]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fields)
         writer.writeheader()
