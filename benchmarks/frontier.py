@@ -185,7 +185,7 @@ class Halves:
 
 
 def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
-    """Rows of the measured network take the place of its older ones; where its search was not run, that of those stay."""
+    """Rows of a measured network take the place of its older ones; those of a search that was not run stay."""
     old: list[dict[str, str]] = []
     what = "setting" if "setting" in fields else "rival"
     searched = any(str(r[what]).startswith("paper") for r in new)
