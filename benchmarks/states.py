@@ -124,7 +124,7 @@ def answer(lines: Sequence[str]) -> str:
     before, after, held, behind = (sum(row[k].startswith("**+") for row in rows) for k in (2, 5, 7, 9))
     told = f"Alone, the states of {before} of {len(rows)} layers are measurably less likely than the plain network "
     told += f"with the paper's selections, of {after} with ours, of {held} where the edges of large maps are held, as "
-    less = [line.split(" | ")[7] for line in lines if line.startswith("| near states less")]
+    less = [line.split("|")[8].strip() for line in lines if line.startswith("| near states less")]
     told += f"looks do it; of {behind} measurably less likely than crops that are moved as far. "
     return told + f"The mean of near states differs from that of such crops by {', '.join(less)} NLL."
 
