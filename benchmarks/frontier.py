@@ -186,20 +186,18 @@ class Halves:
 
 def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
     """Rows of a measured network take the place of its older ones; those of a search that was not run stay."""
+    net, what = new[0]["net"], "setting" if "setting" in fields else "rival"
     old: list[dict[str, str]] = []
-    what = "setting" if "setting" in fields else "rival"
-    searched = any(str(r[what]).startswith("paper") for r in new)
     if path.exists():
         with path.open(newline="") as file:
-            old = [
-                r
-                for r in csv.DictReader(file)
-                if r["net"] != new[0]["net"] or (not searched and r[what].startswith("paper"))
-            ]
+            old = list(csv.DictReader(file))
+    others = [r for r in old if r["net"] != net]
+    searched = any(str(r[what]).startswith("paper") for r in new)
+    kept = [] if searched else [r for r in old if r["net"] == net and r[what].startswith("paper")]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fields)
         writer.writeheader()
-        writer.writerows([*old, *new])
+        writer.writerows([*others, *new, *kept])
 
 
 def main() -> None:
