@@ -68,16 +68,10 @@ class Mover(nn.Module):
     """operand, states -> the operand as the op must read it: whole windows for strided ops, else cell by cell."""
 
     def __init__(
-        self,
-        shift: Shift,
-        batch: Batch,
-        extent: Sequence[int],
-        out_size: Sequence[int],
-        stride: Sequence[int],
-        hold: Sequence[tuple[int, int]] | None = None,  # cells at each end of an axis that stay, see `natural.held`
+        self, shift: Shift, batch: Batch, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]
     ) -> None:
         super().__init__()
-        self.shift, self.batch, self.hold = shift, batch, hold
+        self.shift, self.batch, self.hold = shift, batch, shift.hold
         site = shift.site
         self.fill = _FILL.get(site.kind, 0.0) if site is not None else 0.0
         self.mode = site.mode if site is not None else "constant"

@@ -120,12 +120,11 @@ class Cutter:
 
     def moves(self, n: Node) -> dict[Node, Shift]:
         """By operand. A strided op whose operand's edge is held reads it as it always does: it has no site."""
-        own = [s for s in self.found.shifts if s.node is n]
-        return {s.operand: s if self.hold(s) is None else replace(s, site=None) for s in own}
+        return {s.operand: self._as_moved(s) for s in self.found.shifts if s.node is n}
 
-    def hold(self, s: Shift) -> tuple[tuple[int, int], ...] | None:
-        """Cells at each end of a strided op's operand that stay; None where all of it moves."""
-        return held(s.site, self.graph.image, s.grid.size) if self.held and s.site is not None else None
+    def _as_moved(self, s: Shift) -> Shift:
+        hold = held(s.site, self.graph.image, s.grid.size) if self.held and s.site is not None else None
+        return s if hold is None else replace(s, site=None, hold=hold)
 
 
 class Builder:
@@ -207,8 +206,7 @@ class Builder:
         if shift.site is not None and shift.site.windows is not None:
             shape = shapes[n][0] if isinstance(shapes[n], list) else shapes[n]
             out, stride = list(shape[2:]), stride_of(n)
-        whole = next(s for s in self.c.found.shifts if s.node is n and s.operand is shift.operand)
-        return Mover(shift, batch_of(source), shapes[source][2:], out, stride, self.c.hold(whole))
+        return Mover(shift, batch_of(source), shapes[source][2:], out, stride)
 
     def _module(self, module: nn.Module, args: tuple[Any, ...]) -> Node:
         name = f"move_{len(list(self.c.root.children()))}"

@@ -53,13 +53,17 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """`node` reads `operand` moved by sum_l s_l * steps[l] cells (layers from 1); sites and followers alike."""
+    """`node` reads `operand` moved by sum_l s_l * steps[l] cells (layers from 1); sites and followers alike.
+
+    `hold`: cells at each end of an axis that stay, see `natural.held`.
+    """
 
     node: Node
     operand: Node
     steps: tuple[dict[int, int], ...]  # per axis
     grid: Grid
     site: Site | None = None
+    hold: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)

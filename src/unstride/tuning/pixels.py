@@ -38,7 +38,7 @@ from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
 
-KIND = "pixels"
+KIND = "pixels, edges held"
 
 
 @dataclass(frozen=True, eq=False)
