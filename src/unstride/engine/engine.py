@@ -1,7 +1,7 @@
 """Runs a graph for many states of many images: a prefix is computed once, suffixes run together in bounded batches."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from unstride.errors import CaptureError, OptionError
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph, gap, run_nodes, tolerance
+from unstride.graph.thin import Step, thinned
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
@@ -30,7 +31,8 @@ class Engine:
     `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
     `max_bytes` bounds stored prefixes and the chunk under way together (not below twice what the plain network needs
     for the images): where they exceed it, prefixes are forgotten and made again. Results do not depend on it.
-    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`.
+    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`. `thin`: only the plain
+    network is asked for, and these values need not be computed whole, see `graph.thin`.
     """
 
     def __init__(
@@ -42,18 +44,19 @@ class Engine:
         max_bytes: int = UNBOUNDED,
         run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
         held: bool = False,
+        thin: Mapping[Node, Step] | None = None,
     ) -> None:
         if max_bytes < 1:
             raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
         self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
         on_cpu = graph.device.type == "cpu"
         self.chunk_bytes, self.tensor_bytes = (min(max_bytes, CHUNK), TENSOR) if on_cpu else (max_bytes, UNBOUNDED)
-        self.cutter = Cutter(graph, found, run_segment, held=held)
+        self.cutter = Cutter(graph, found, run_segment, held=held, thin=thin or {})
         self.tamed = any(n.meta.get("tame") for n in graph.fx.nodes)  # by `mark_tame`
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
-        self.moved = [self.cutter.segment(k, taps, moved=True) for k in levels]
+        self.moved = self.as_trained if thin else [self.cutter.segment(k, taps, moved=True) for k in levels]
         # Rows that a level does not move need no new layout of operands, if the plain variant reads and gives alike.
         alike = [
             (a.inputs, a.outputs) == (m.inputs, m.outputs) for a, m in zip(self.as_trained, self.moved, strict=True)
@@ -98,6 +101,13 @@ class Engine:
     def holding(self) -> "Engine":
         """The same, where the edges of large maps stay."""
         return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, True)
+
+    def still(self) -> "Engine":
+        """The same for the plain network alone: itself, or one that computes only what is read."""
+        thin = thinned(self.graph, [*self.taps, *self.plain]) if self.cutter.run_segment is not as_it_is else {}
+        if not thin:
+            return self
+        return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, thin=thin)
 
     def closed(self, levels: Iterable[int]) -> set[int]:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""

@@ -1,7 +1,8 @@
 """Cut a graph at its layers: one small module per level, in two variants (as trained, and with moved operands)."""
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +19,10 @@ from unstride.geometry.natural import held
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
+from unstride.graph.thin import Step, is_conv, reads
+from unstride.graph.thin import stride_of as conv_stride
+
+_END = 2**63 - 1  # of a slice: there is no other
 
 
 def as_it_is(module: nn.Module) -> nn.Module:
@@ -44,7 +49,10 @@ class Segment:
 
 @dataclass(eq=False)
 class Cutter:
-    """Builds segments of a graph for a set of wanted nodes. `held`: as looks move it, see `geometry.natural`."""
+    """Builds segments of a graph for a set of wanted nodes. `held`: as looks move it, see `geometry.natural`.
+
+    `thin`: for the plain network alone, values of which only some cells are computed, see `graph.thin`.
+    """
 
     graph: Graph
     found: Subsampling
@@ -52,6 +60,7 @@ class Cutter:
     root: nn.Module = field(default_factory=nn.Module)
     folded: dict[Node, Any] = field(default_factory=dict)
     held: bool = False
+    thin: Mapping[Node, Step] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.kind: dict[Node, str] = {}
@@ -115,7 +124,7 @@ class Cutter:
 
     def size(self, n: Node) -> int:
         """Bytes of a value of one image; a pooling makes indices (int64) beside it, whether they are read or not."""
-        size = tensor_bytes(self.found.trace.shapes.get(n), self.graph.dtype)
+        size = tensor_bytes(self.found.trace.shapes.get(n), self.graph.dtype) // math.prod(self.thin.get(n, ()))
         return size + 8 * size // self.graph.dtype.itemsize if "max_pool" in op_name(n) else size
 
     def moves(self, n: Node) -> dict[Node, Shift]:
@@ -198,7 +207,32 @@ class Builder:
         site = next((s for s in moves.values() if s.site is not None and s.site.windows is not None), None)
         if site is not None and site.site is not None:
             return self._window_op(n, site, swap[site.operand])
+        if not moves and self.c.thin:
+            return self._thin(n)
         return self.out.node_copy(n, lambda i: swap.get(i) or self._value(i))
+
+    def _thin(self, n: Node) -> Node:
+        """The op for the cells that are read, of operands that may have more or fewer cells than it reads."""
+        whole = (1,) * len(self.c.graph.size)
+        own = self.c.thin.get(n, whole)
+        read = reads(self.c.graph, n, own)
+        if is_conv(n):
+            had = self.c.thin.get(n.all_input_nodes[0], whole)
+            skip = [s * t // h for s, t, h in zip(conv_stride(n, len(own)), own, had, strict=True)]
+            args = [self._value(a) if isinstance(a, Node) else a for a in [*n.args, *(None, None)[len(n.args) - 2 :]]]
+            return self.out.call_function(n.target, (*args[:3], skip, *args[4:]))  # type: ignore[arg-type]
+        return self.out.node_copy(n, lambda i: self._sliced(i, read))
+
+    def _sliced(self, i: Node, read: Step) -> Any:
+        """Every `read`-th cell of a value that may be thin itself."""
+        value = self._value(i)
+        if self.c.kind[i] != "data":
+            return value
+        for axis, (step, had) in enumerate(zip(read, self.c.thin.get(i, (1,) * len(read)), strict=True)):
+            if step != had:
+                value = self.out.call_function(torch.ops.aten.slice.Tensor, (value, 2 + axis, 0, _END, step // had))
+                value.meta = {**i.meta, "bytes": 0}
+        return value
 
     def _mover(self, n: Node, source: Node, shift: Shift) -> Mover:
         shapes = self.c.found.trace.shapes

@@ -61,7 +61,11 @@ class Plan:
 
     def engine_for(self, states: Iterable[State]) -> Engine:
         """What runs looks in these states. The paper's search moves all of a map (`engine`); looks hold its edge."""
-        return self.engine if all(s.plain for s in states) else self._holding
+        return self._still if all(s.plain for s in states) else self._holding
+
+    @cached_property
+    def _still(self) -> Engine:
+        return self.engine.still()
 
     @cached_property
     def _holding(self) -> Engine:
