@@ -64,7 +64,7 @@ def stride_of(n: Node, axes: int) -> Step:
     """A convolution's, along each axis."""
     stride = n.args[3] if len(n.args) > 3 else 1
     each = stride if isinstance(stride, list | tuple) else (stride,) * axes
-    return tuple(int(s) for s in (each * axes if len(each) == 1 else each))  # type: ignore[arg-type, call-overload]
+    return tuple(int(s) for s in (each * axes if len(each) == 1 else each))  # type: ignore[arg-type]
 
 
 def _single(n: Node, weight: Tensor) -> bool:
