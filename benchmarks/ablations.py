@@ -1,273 +1,245 @@
-"""The paper's ablations on real networks: search range, aggregation, Align, criterion, budget, criterion of a state.
+"""Choices of the paper's procedure, one at a time: `python -m benchmarks.ablations --assets DIR` makes the page.
 
-    python -m benchmarks.ablations --assets DIR --out docs/results-ablations.md
-
-The runs are `unstride.paper`'s own, with these networks in place of the paper's: evaluated in shards under `--cache`,
-so that a killed run goes on where it was. Pictures are written beside the page.
+Which states, weighed how, merged where, aligned or not, learned or not, at equal budgets, on the same pictures; beside
+them a mirror image. Writes benchmarks/ablations.csv, a row per network and setting as soon as it is measured (what is
+there already is not measured again), and docs/results-ablations.md; `--page` makes only the page.
 """
 
 import argparse
 import csv
-import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
+from torch import Tensor
 
+import unstride
 from benchmarks.frontier_page import beside
-from benchmarks.nets import HALF, IMAGENET, cifar, imagenet
-from unstride.data import Dataset
-from unstride.data import load as load_data
-from unstride.models import Loaded
-from unstride.paper import Cell, Exhibit, Result, Run, Value
-from unstride.paper.figures import STATES
-from unstride.paper.render import picture
-from unstride.paper.reproducing import Job
-from unstride.proof import Row
-from unstride.views.images import Preprocess
+from benchmarks.nets import Bench, cifar, imagenet
+from unstride.enhanced import Enhanced
+from unstride.learning.fitting import fit
+from unstride.procedure.gates import Stage
+from unstride.procedure.temperature import fit_temperature, nll
+from unstride.proof.metrics import bootstrap
+from unstride.recipe import Recipe, get
+from unstride.views.policies import parse_view
 
-NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
-DATA = {"cifar20": "cifar10", "cifar56": "cifar10", "mobilenetv2": "imagenet"}
-TEST = {"cifar20": 1000, "cifar56": 500, "mobilenetv2": 200}
-FIT = {"cifar10": (800, 200), "imagenet": (80, 20)}  # training images to fit the attention on, and to validate
-BUDGETS = (1, 2, 3, 4, 6, 8, 10, 13, 15)
-B = 10  # of the tables
-ALONE = 16  # states that are looked at alone, in lexicographic order: all of two layers
-
-
-@dataclass(frozen=True)
-class Assets:
-    """The networks and images of `--assets` as a place for the paper's runs."""
-
-    path: Path
-    cache: Path
-    note: str = ""
-    lr: float | None = None
-
-    def check(self, needs: Sequence[tuple[str, str]]) -> None:
-        return
-
-    def key(self, model: str, data: str) -> str:
-        return model
-
-    def load(self, model: str, data: str) -> Loaded:
-        if data == "cifar10":
-            net = cifar(self.path, int(model.removeprefix("cifar"))).model
-            return Loaded(model, net, Preprocess(None, None, *IMAGENET), "classification", weights="third party")
-        net = imagenet(self.path, model, limit=1).model
-        return Loaded(model, net, Preprocess(None, 224, *HALF), "classification", weights="third party")
-
-    def test(self, loaded: Loaded, data: str) -> Dataset:
-        name = "test_even" if data == "cifar10" else "val_1k_256"
-        return load_data(self._name(data, name), loaded.preprocess, limit=TEST[loaded.spec])
-
-    def fitting(self, loaded: Loaded, data: str) -> tuple[Dataset, Dataset]:
-        train, validation = FIT[data]
-        whole = self._name(data, "train_5k" if data == "cifar10" else "train_500_256")
-        both = load_data(whole, loaded.preprocess, limit=train + validation)
-        every = (train + validation) // validation
-        held = both.chosen[::every]
-        return replace(both, chosen=[i for i in both.chosen if i not in held]), replace(both, chosen=held)
-
-    def _name(self, data: str, part: str) -> str:
-        if data == "cifar10":
-            return f"npz:{self.path / 'cifar10' / part}.npz"
-        folder = self.cache / part
-        if not (folder / "labels.csv").exists():
-            with zipfile.ZipFile(self.path / "imagenet" / f"{part}.zip") as archive:
-                names = [n for n in archive.namelist() if not n.endswith("labels.csv")]
-                archive.extractall(folder, names)
-                (folder / "labels.csv").write_bytes(archive.read("labels.csv"))  # last: it says that all is there
-        return f"csv:{folder / 'labels.csv'}"
+ROWS = Path(__file__).with_suffix(".csv")
+PAGE = ROWS.parent.parent / "docs" / "results-ablations.md"
+FIELDS = ("net", "pictures", "table", "setting", "cost", "accuracy", "gain", "low", "high", "nll", "warm")
+FIELDS += ("likelier", "likelier_low", "likelier_high")
+BUDGET, BUDGETS = 6, (2, 4, 10, 15)
+TOGETHER = 50
+FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT = (
+    "Which states first", "How they are weighed, and where they are merged", "Align and border",
+    "Layers that are searched", "Learned aggregation", "How many states",
+)  # fmt: skip
+NETS = ("cifar20", "cifar56", "mobilenetv2")
+FIT = {"cifar20": 2000, "cifar56": 1000, "mobilenetv2": 200}  # training images that the attention is fitted on
+Row = dict[str, str]
 
 
-def settings(net: str) -> dict[str, dict[str, Run]]:
-    """The runs of each table, the default among them."""
-    data = DATA[net]
-    ours = Run(net, data, B)
-    learned = Run(net, data, B, learned=True)
-    spans = {"1 .. L": (1, 0), "1 .. L-1": (1, 1), "2 .. L": (2, 0), "2 .. L-1": (2, 1)}
-    if data == "cifar10":  # two layers
-        spans = {"1 and 2": (1, 0), "1": (1, 1), "2": (2, 0)}
-    align = {
-        "entropy": ours,
-        "entropy, no Align": replace(ours, align=False),
-        "mean": replace(ours, aggregate="mean"),
-        "mean, no Align": replace(ours, aggregate="mean", align=False),
-        "max": replace(ours, aggregate="max"),
-        "attention, entropy criterion": replace(learned, criterion="entropy"),
-    }
-    if data == "cifar10":  # a fit of its own
-        align["attention, entropy criterion, no Align"] = replace(learned, criterion="entropy", align=False)
-    criteria = {
-        "entropy": ours,
-        "displacement": replace(ours, criterion="displacement"),
-        "random": replace(ours, criterion="random"),
-        "learned, attention": learned,
-    }
-    searched = {name: ours if span == _usual(net) else replace(ours, span=span) for name, span in spans.items()}
-    return {"Layers that are searched": searched, "Aggregation and Align": align, "Criterion": criteria}
+def bench(assets: Path, net: str, limit: int) -> Bench:
+    found = cifar(assets, int(net[5:])) if net.startswith("cifar") else imagenet(assets, net)
+    some = torch.linspace(0, len(found.test[1]) - 1, min(limit, len(found.test[1]))).long()
+    return Bench(found.name, found.model, (found.test[0][some], found.test[1][some]), found.fit)
 
 
-def _usual(net: str) -> tuple[int, int]:
-    return (1, 0) if DATA[net] == "cifar10" else (2, 1)
-
-
-def curve(net: str) -> list[Run]:
-    return [Run(net, DATA[net], b) for b in BUDGETS]
-
-
-HEAD = "| network | {} | top-1 % | gain over plain, 95 % interval | NLL | MACs / plain |\n" + "|---" * 6 + "|"
-
-
-def line(net: str, name: str, row: Row) -> str:
-    g = row.gain
-    gain = f"{100 * g['gain']:+.2f} [{100 * g['low']:+.2f}, {100 * g['high']:+.2f}]"
-    cells = [
-        NETS[net],
-        name,
-        f"{100 * row.metrics['top1']:.2f}",
-        "" if row.plain else gain,
-        f"{row.metrics['nll']:.4f}",
-    ]
-    return "| " + " | ".join([*cells, f"{row.macs:.2f}"]) + " |"
-
-
-def rank_correlation(values: Sequence[Value]) -> float:
-    """Spearman's, of criterion and accuracy over the states; of equal values each has their mean rank."""
-
-    def ranks(column: str) -> np.ndarray:
-        x = np.array([float(v.ours or 0) for v in values if v.column == column])
-        return (x[:, None] > x).sum(1) + (x[:, None] == x).sum(1) / 2
-
-    return float(np.corrcoef(ranks("criterion"), ranks("top-1 %"))[0, 1])
-
-
-def states(job: Job, net: str) -> tuple[Exhibit, list[Value]]:
-    cells = [Cell(("entropy",), STATES, Run(net, DATA[net], ALONE), "top1")]
-    if DATA[net] == "cifar10":
-        cells.insert(0, Cell(("learned",), STATES, Run(net, DATA[net], ALONE, True), "top1"))
-    title = f"States alone, {NETS[net]}"
-    exhibit = Exhibit(
-        f"criterion-{net}", "", title, ("criterion",), tuple(cells), shape="scatter", x="mean over the images"
+def settings(better: Enhanced, net: str, images: Tensor) -> Iterator[tuple[str, str, Recipe]]:
+    """Every table's rows; the nearest states are as many as cost no more than the paper's search."""
+    paper = get("paper").changed(budget=BUDGET)
+    count = near_count(better, paper, images)
+    near = paper.changed(
+        budget=count,
+        states=tuple(s.selections for s in better.prepare(images[:1]).found.space.nearest(count)),
     )
-    return exhibit, [value for cell in cells for value in _kept(job, net, cell)]
+    yield FIRST, "mirror, no states", Recipe(stages=(Stage(), Stage((parse_view("mirror"),))))
+    yield FIRST, "the paper's: low entropy first", paper
+    yield FIRST, "random", paper.changed(criterion="random")
+    yield FIRST, "smallest displacement first", paper.changed(criterion="displacement")
+    yield FIRST, "cheapest layers first", paper.changed(order="cost")
+    yield FIRST, f"the nearest {count}, the same for all", near
+    yield FIRST, f"the nearest {count}, edges held, as looks are", Recipe(stages=(Stage(states=f"near:{count}"),))
+    for which, own in (("paper's order", paper), (f"nearest {count}", near)):
+        for weights in ("entropy", "mean", "max"):
+            for merged in ("features", "logits"):
+                if merged == "features" or weights != "max":
+                    yield WEIGHED, f"{which}: {weights} of {merged}", own.changed(aggregate=weights, space=merged)
+    yield PLACED, "Align, border renormalised", paper
+    yield PLACED, "Align, border of zeros", paper.changed(border="zeros")
+    yield PLACED, "no Align", paper.changed(align=False)
+    last = len(better.prepare(images[:1]).found.layers)
+    for span in ((1, last), (1, last - 1), (2, last), (2, last - 1)):
+        if span[0] <= span[1]:
+            yield LAYERS, f"{span[0]} to {span[1]} of {last}", paper.changed(layers=tuple(range(span[0], span[1] + 1)))
+    for budget in BUDGETS:
+        yield COUNT, f"B = {budget}", paper.changed(budget=budget)
 
 
-def _kept(job: Job, net: str, cell: Cell) -> list[Value]:
-    """`every_state`, once."""
-    images = job.row(Run(net, DATA[net])).images
-    file = job.folder / f"states-{net}-{cell.row[0]}-{images}.csv"
-    if not file.exists():
-        rows = [[v.row[1], v.column, v.ours, v.images] for v in job.every_state(cell)]
-        with file.open("w", newline="") as stream:
-            csv.writer(stream).writerows(rows)
-    with file.open(newline="") as stream:
-        return [Value((cell.row[0], s), column, float(x), images=int(n)) for s, column, x, n in csv.reader(stream)]
+def near_count(better: Enhanced, paper: Recipe, images: Tensor) -> int:
+    spent = mean(better.with_options(recipe=paper).looks(images[:TOGETHER])[1])
+    count = BUDGET
+    while count < 4 * BUDGET:
+        more = Recipe(stages=(Stage(states=f"near:{count + 1}"),))
+        if mean(better.with_options(recipe=more).looks(images[:1])[1]) > spent:
+            break
+        count += 1
+    return count
 
 
-def measure(job: Job, net: str) -> None:
-    runs = [run for table in settings(net).values() for run in table.values()]
-    job.run([*curve(net), *runs])
-    states(job, net)
+def learned(better: Enhanced, net: str, found: Bench) -> Iterator[tuple[str, str, Callable[[], Enhanced]]]:
+    """The attention of the paper, fitted on training images of the network."""
+    fitted: list[Enhanced] = []
+
+    def attention(criterion: str) -> Enhanced:
+        if not fitted:
+            x, y = (t[: FIT[net]] for t in found.fit)
+            own = better.with_options(recipe=get("paper").changed(budget=BUDGET))
+            held = torch.arange(len(y)) % 5 == 0
+            train, val = ([*zip(x[rows].split(100), y[rows].split(100), strict=True)] for rows in (~held, held))
+            fit(own, train, val, epochs=10, show=False)
+            fitted.append(own)
+        return fitted[0].with_options(aggregate="attention", criterion=criterion)
+
+    for criterion in ("entropy", "learned"):
+        yield LEARNED, f"attention, {criterion} criterion", lambda criterion=criterion: attention(criterion)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def warm(logits: Tensor, labels: Tensor) -> Tensor:
+    out = torch.empty(len(logits), dtype=torch.float64)
+    halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
+    for one, other in (halves, halves[::-1]):
+        out[other] = nll(logits[other], labels[other], fit_temperature(logits[one], labels[one]))
+    return out
+
+
+def measure(found: Bench, net: str) -> None:
+    """The rows that are not there yet."""
+    images, labels = found.test
+    better = unstride.enhance(found.model, images[:1], recipe="plain", task="classification")
+    with torch.no_grad():
+        plain = torch.cat([found.model(part) for part in images.split(TOGETHER)])
+    was, cold = plain.argmax(1) == labels, warm(plain, labels)
+    done: dict[Recipe, tuple[Tensor, float]] = {}
+
+    def put(table: str, setting: str, logits: Tensor, cost: float) -> None:
+        right, warmed = logits.argmax(1) == labels, warm(logits, labels)
+        change, likelier = (right.double() - was.double()).numpy(), (cold - warmed).numpy()
+        values = (found.name, len(labels), table, setting, cost, float(right.double().mean()), change.mean())
+        values += (*bootstrap(change), float(nll(logits, labels).mean()), float(warmed.mean()), likelier.mean())
+        add({k: str(v if isinstance(v, str | int) else round(float(v), 5)) for k, v in zip(
+            FIELDS, (*values, *bootstrap(likelier)), strict=True)})  # fmt: skip
+
+    def run(one: Enhanced) -> tuple[Tensor, float]:
+        parts = [one.looks(part) for part in images.split(TOGETHER)]
+        return torch.cat([x for x, _ in parts]), mean([c for _, costs in parts for c in costs])
+
+    have = {(r["table"], r["setting"]) for r in rows() if r["net"] == found.name and int(r["pictures"]) == len(labels)}
+    if ("", "plain") not in have:
+        put("", "plain", plain, 1.0)
+    for table, setting, recipe in settings(better, net, images):
+        if (table, setting) not in have:
+            done[recipe] = done.get(recipe) or run(better.with_options(recipe=recipe))
+            put(table, setting, *done[recipe])
+    for table, setting, made in learned(better, net, found):
+        if (table, setting) not in have:
+            put(table, setting, *run(made()))
+
+
+def rows() -> list[Row]:
+    if not ROWS.exists():
+        return []
+    with ROWS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def add(row: Row) -> None:
+    """In the place of an older row of the same setting."""
+    kept = [r for r in rows() if any(r[k] != row[k] for k in ("net", "table", "setting"))]
+    with ROWS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows([*kept, row])
+    print(row, flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
 
 
-WORDS = """\
-None of these choices can be told from another by accuracy on so few images; the likelihood tells a few apart. Use the
-defaults, and spend the compute on other looks first: a mirror and a wider view gain more than any choice made here.
-
-On so few images accuracy does not tell the rows apart: every interval of a gain covers zero. Where the likelihood (NLL)
-points the same way on every network, it says:
-
-- Align is worth having: without it, entropy and mean are both slightly worse.
-- The maximum over the states is the worst learning-free aggregation; entropy and mean are near each other.
-- The entropy criterion does not guide the search to better states than the nearest ones (`displacement`), which give
-  the better likelihood. A state's mean entropy does tell something of its accuracy, see the last section.
-- Attention with the learned criterion has a better likelihood than the learning-free default on two networks, and a
-  much worse one on ResNet-56. Fitted on images that this network knows by heart, as they are, it only learns to be
-  surer; that is why `fit` makes such images unfamiliar by default ([results](results.md) have that fit).
-- On MobileNetV2 ten states do not reach the last of five layers: rows with and without it are the same."""
-
-
-def page(job: Job, nets: Sequence[str], folder: Path, command: str) -> str:
-    counts = ", ".join(f"{NETS[n]} on {job.row(Run(n, DATA[n])).images:,} images" for n in nets)
-    fits = ", ".join(f"{FIT[d][0]} + {FIT[d][1]} ({d})" for d in dict.fromkeys(DATA[n] for n in nets))
-    out = ["# Results: ablations", "", WORDS, "", f"Made by `{command}`:"]
-    out += ["weights and images are third parties' and not part of this project.", ""]
-    out += [f"B = {B} states unless said otherwise, learning-free with default options but for what a table varies."]
+def page(found: Sequence[Row]) -> str:
+    nets = list(dict.fromkeys(r["net"] for r in found))
+    counts = ", ".join(f"{net} ({int(next(r['pictures'] for r in found if r['net'] == net)):,})" for net in nets)
+    out = ["# Results: ablations", "", verdict(found), ""]
     out += [
-        f"{counts}.",
-        "Intervals are paired bootstrap intervals over images: where those of two rows overlap widely,",
+        f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
+        "Gains are over plain on the same pictures, with 95 % intervals; NLL, warm is after one temperature that was",
+        "fitted on the other half. Cost is in plain forwards. The attention was fitted on training images",
+        "(" + ", ".join(f"{FIT[n]:,} for {n}" for n in NETS) + "), as `unstride fit` does it. Made by",
+        "`python -m benchmarks.ablations --assets DIR`; rows in `benchmarks/ablations.csv`.",
+        "",
+        beside("results-ablations.md"),
     ]
-    out += ["the rows are not told apart."]
-    out += [f"The attention is fitted on training images as they are (`familiar=False`), fit + validation: {fits}.", ""]
-    out += [beside("results-ablations.md"), ""]
-    for title in settings(nets[0]):
-        out += [f"## {title}", "", HEAD.format(title.split()[0].lower())]
+    for table in (FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT):
+        out += ["", f"## {table}", "", "| network | | cost | accuracy % | gain | NLL | NLL, warm | warm NLL falls by |"]
+        out.append("|---" * 8 + "|")
         for net in nets:
-            out.append(line(net, "plain", job.row(Run(net, DATA[net]))))
-            out += [line(net, name, job.row(run)) for name, run in settings(net)[title].items()]
-        out.append("")
-    out += ["## Accuracy against budget", "", "![Accuracy against budget](images/ablation-budget.png)", ""]
-    out += ["| network | " + " | ".join(f"B = {b}" for b in BUDGETS) + " |", "|---" * (1 + len(BUDGETS)) + "|"]
-    for net in nets:
-        rows = [job.row(run) for run in curve(net)]
-        cells = [f"{100 * row.metrics['top1']:.2f} at {row.macs:.1f}x" for row in rows]
-        out.append(f"| {NETS[net]} | " + " | ".join(cells) + " |")
-    _draw_curves(job, nets, folder / "images" / "ablation-budget.png")
-    out += ["", "## Criterion of a state against its accuracy alone", ""]
-    out += ["A point is a state, used alone on every image. The search would be well guided if a lower criterion went"]
-    out += ["with a higher accuracy: a rank correlation near -1.", ""]
-    for net in nets:
-        exhibit, values = states(job, net)
-        name = f"ablation-{exhibit.name}.png"
-        picture(Result(exhibit, tuple(values), ())).savefig(folder / "images" / name)
-        kinds = dict.fromkeys(v.row[0] for v in values)
-        found = []
-        for kind in kinds:
-            mine = [v for v in values if v.row[0] == kind]
-            top = [float(v.ours or 0) for v in mine if v.column == "top-1 %"]
-            found.append(
-                f"{kind}: rank correlation {rank_correlation(mine):+.2f} over {len(top)} states; the plain state "
-                f"{top[0]:.2f} %, the others {min(top[1:]):.2f} to {max(top[1:]):.2f} %"
-            )
-        out += [f"{NETS[net]}, {'; '.join(found)}.", "", f"![{exhibit.title}](images/{name})", ""]
-    return "\n".join(out)
+            mine = [r for r in found if r["net"] == net and r["table"] in ("", table)]
+            first = {s: k for k, s in enumerate(dict.fromkeys(r["setting"] for r in mine))}
+            out += [line(r) for r in sorted(mine, key=lambda r: (r["table"] != "", first[r["setting"]]))]
+    return "\n".join(out) + "\n"
 
 
-def _draw_curves(job: Job, nets: Sequence[str], path: Path) -> None:
-    cells = tuple(
-        Cell((NETS[net], "gain over plain, points of top-1"), str(run.budget), run, "top1")
-        for net in nets
-        for run in curve(net)
+def line(r: Row) -> str:
+    gain = f"{100 * float(r['gain']):+.2f} [{100 * float(r['low']):+.2f}, {100 * float(r['high']):+.2f}]"
+    falls = f"{float(r['likelier']):+.4f} [{float(r['likelier_low']):+.4f}, {float(r['likelier_high']):+.4f}]"
+    gain, falls = ("", "") if r["setting"] == "plain" else (gain, falls)
+    cells = (r["net"], r["setting"], f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", gain)
+    return "| " + " | ".join((*cells, f"{float(r['nll']):.4f}", f"{float(r['warm']):.4f}", falls)) + " |"
+
+
+def verdict(found: Sequence[Row]) -> str:
+    """The answer, from the rows."""
+    paper, mirror = "the paper's: low entropy first", "mirror, no states"
+    states = [r for r in found if r["table"] not in ("", COUNT) and r["setting"] != mirror]
+    sure = sum(float(r["low"]) > 0 for r in states)
+    nearest = {r["setting"] for r in found if r["setting"].startswith("the nearest") and "held" not in r["setting"]}
+    kinds = {r["setting"].partition(": ")[0] for r in found if r["table"] == WEIGHED}
+    weights = [(f"{kind}: mean of {m}", f"{kind}: entropy of {m}") for kind in kinds for m in ("features", "logits")]
+    return (
+        f"Of {len(states)} choices of {BUDGET} states or as many as cost no more, {sure} are measurably more accurate "
+        f"than plain, and a mirror image, which costs less, is likelier than the paper's search on "
+        f"{won(found, FIRST, [(mirror, paper)])} networks. After one temperature the nearest states, the same for all "
+        f"pictures, are likelier than the paper's order on {won(found, FIRST, [(n, paper) for n in nearest])}, equal "
+        f"weights likelier than entropy's in {won(found, WEIGHED, weights)} pairs, and Align likelier than none on "
+        f"{won(found, PLACED, [('Align, border renormalised', 'no Align')])}. So the stages of a recipe take the "
+        'nearest states with equal weights (`near:N`); the paper\'s search is `recipe="paper"`.'
     )
-    labels = ("network", "measure")
-    exhibit = Exhibit("budget", "", "Gain against budget", labels, cells, shape="lines", x="states, B")
-    values = tuple(Value(c.row, c.column, 100 * job.row(c.run).gain["gain"]) for c in cells)
-    picture(Result(exhibit, values, ())).savefig(path)
+
+
+def won(found: Sequence[Row], table: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """In how many pairs of settings of one network the first is likelier than the second, after one temperature."""
+    by = {(r["net"], r["setting"]): float(r["warm"]) for r in found if r["table"] == table}
+    both = [(by[net, a], by[net, b]) for net in {n for n, _ in by} for a, b in pairs if {(net, a), (net, b)} <= {*by}]
+    return f"{sum(a < b for a, b in both)} of {len(both)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=Path("runs/ablations"))
-    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--out", type=Path, required=True, help="the page; pictures go to images/ beside it")
+    parser.add_argument("--assets", type=Path)
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
+    parser.add_argument("--limit", type=int, default=1000, help="pictures; of CIFAR two and a half times as many")
+    parser.add_argument("--page", action="store_true", help="only the page, from the rows that are there")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    args.cache.mkdir(parents=True, exist_ok=True)
-    (args.out.parent / "images").mkdir(parents=True, exist_ok=True)
-    job = Job(Assets(args.assets, args.cache), args.cache, epochs=20, seed=0, progress=True)
-    for net in args.nets:
-        measure(job, net)
-    command = "python -m benchmarks.ablations --assets DIR --out docs/results-ablations.md"
-    command += "" if args.nets == list(NETS) else f" --nets {' '.join(args.nets)}"
-    args.out.write_text(page(job, args.nets, args.out.parent, command))
+    if not args.page:
+        if args.assets is None:
+            parser.error("--assets DIR: the folder with networks and pictures")
+        for net in args.nets:
+            measure(bench(args.assets, net, args.limit * 5 // 2 if net.startswith("cifar") else args.limit), net)
+    PAGE.write_text(page(rows()), encoding="utf-8")
 
 
 if __name__ == "__main__":

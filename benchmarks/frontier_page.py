@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROWS = Path(__file__).with_suffix("").with_name("frontier.csv")
 RIVALS = ROWS.with_name("rivals.csv")
+FREE = ROWS.with_name("free.csv")
 ROOT = ROWS.parent.parent
 PAGE, TUNE, README = (ROOT / p for p in ("docs/results-frontier.md", "docs/results-tune.md", "README.md"))
 PICTURE = ROOT / "docs/images/frontier.svg"
@@ -20,6 +21,8 @@ HEAD = ("setting", "cost", "accuracy %", "gain", "corrected / corrupted", "NLL",
 
 
 def rows(path: Path = ROWS) -> list[Row]:
+    if not path.exists():
+        return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -168,8 +171,8 @@ GOALS = (  # which networks, at most this cost, at least so many points
 )
 
 
-def tune_page(every: Sequence[Row], against: Sequence[Row]) -> str:
-    """docs/results-tune.md: the goals, and ours against each rival at the rival's own cost."""
+def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]) -> str:
+    """docs/results-tune.md: the goals, the time, and ours against each rival at the rival's own cost."""
     goals = [(words, *pooled(every, start, cost), cost, wanted) for start, words, cost, wanted in GOALS]
     reached = sum(gain >= wanted for _, gain, _, _, wanted in goals)
     worse = [r for r in against if float(r["high"]) < 0]
@@ -193,7 +196,7 @@ def tune_page(every: Sequence[Row], against: Sequence[Row]) -> str:
     for words, gain, spent, cost, wanted in goals:
         told = "reached" if gain >= wanted else "not reached"
         out.append(f"| {words} | {cost:g} | {wanted:+.1f} | {gain:+.2f} | {spent:.2f} | {told} |")
-    out += ["", "## Against what a user would do instead, at its own cost", ""]
+    out += ["", *in_time(times), "## Against what a user would do instead, at its own cost", ""]
     out += [
         "Ours less theirs, with 95 % intervals: points of accuracy, and how much lower the NLL is after a temperature."
     ]
@@ -206,6 +209,30 @@ def tune_page(every: Sequence[Row], against: Sequence[Row]) -> str:
             "| " + " | ".join((r["net"], r["rival"], *costs, points, nll, r["what"].replace(" | ", "; "))) + " |"
         )
     return "\n".join(out) + "\n"
+
+
+def in_time(times: Sequence[Row]) -> list[str]:
+    """What the recipe that was tuned for 1.5 takes, over the plain eager forward."""
+    if not times:
+        return []
+    free = [r for r in times if float(r["settled"]) <= 1]
+    checked = [r for r in times if float(r["time"]) <= 1]
+    out = [
+        "## In time",
+        "",
+        f"The recipe tuned for 1.5 takes no longer than the plain eager forward of the same batches in {len(free)} of "
+        f"{len(times)} rows where the model is said to stay as it is (`with better.unchanged()`, as `unstride predict` "
+        f"runs), and in {len(checked)} where every call looks for changes of its weights. Time is a multiple of the "
+        "eager forward, in turns; `one look` is the plain network as the engine runs it. Made by "
+        "`python -m benchmarks.free --assets DIR` on two cores; rows in `benchmarks/free.csv`.",
+        "",
+        "| network | batch | cost | time | with `unchanged` | one look | our looks |",
+        "|---" * 7 + "|",
+    ]
+    for r in times:
+        numbers = (f"{float(r[k]):.2f}" for k in ("cost", "time", "settled", "plain"))
+        out.append("| " + " | ".join((r["net"], r["batch"], *numbers, r["what"])) + " |")
+    return [*out, ""]
 
 
 def pooled(every: Sequence[Row], start: str, cost: float) -> tuple[float, float]:
@@ -268,7 +295,7 @@ def draw(every: Sequence[Row], path: Path) -> None:
 def main() -> None:
     every = rows()
     PAGE.write_text(page(every), encoding="utf-8")
-    TUNE.write_text(tune_page(every, rows(RIVALS)), encoding="utf-8")
+    TUNE.write_text(tune_page(every, rows(RIVALS), rows(FREE)), encoding="utf-8")
     draw(every, PICTURE)
     README.write_text(readme(README.read_text(encoding="utf-8"), every), encoding="utf-8")
     for other in map(PAGE.with_name, WITH_IT):

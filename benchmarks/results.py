@@ -1,7 +1,7 @@
 """Measure the procedure on real third-party networks: `python -m benchmarks.results --assets DIR` makes a page.
 
-Every pass (one network, one set of options) is cached batch by batch under `--cache`, so a killed run goes on where it
-was. `--only NET:CONFIG ...` runs and shows some passes only.
+Every pass is cached batch by batch under `--cache`, so a killed run goes on where it was. `--only NET ...` shows
+some of them only.
 """
 
 import argparse
@@ -32,28 +32,18 @@ NETS: dict[str, Callable[[Path], Bench]] = {
 }
 CIFAR_BUDGETS = (1, 4, 7, 10, 13, 15)  # where a search stands after each expansion
 IMAGENET_BUDGETS = (1, 4, 7, 10)
-CONFIGS: dict[str, dict[str, object]] = {
-    "default": {},
-    "cost": {"order": "cost"},
-    "zeros": {"border": "zeros"},
-    "learned": {"aggregate": "attention", "criterion": "learned"},
-}
 
 
-def run_pass(net: str, config: str, assets: Path, cache: Path, limit: int | None) -> Pass:
+def run_pass(net: str, assets: Path, cache: Path, limit: int | None) -> Pass:
     bench = NETS[net](assets)
     x, y = bench.test
     if limit is not None and limit < len(x):  # evenly over the file, so that all classes stay
         rows = torch.linspace(0, len(x) - 1, limit).long()
         x, y = x[rows], y[rows]
     budgets = CIFAR_BUDGETS if net.startswith("cifar") else IMAGENET_BUDGETS
-    options = dict(CONFIGS[config])
-    better = unstride.enhance(bench.model, x[:1], budget=max(budgets), **options)  # type: ignore[arg-type]
-    what = [net, config, budgets, better.signature, len(x)]
-    if config == "learned":
-        what.append(_fit(better, bench, cache / f"{net}-fit"))
-    key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:12]
-    folder = cache / f"{net}-{config}-{key}"
+    better = unstride.enhance(bench.model, x[:1], budget=max(budgets))
+    key = hashlib.sha256(json.dumps([net, budgets, better.signature, len(x)]).encode()).hexdigest()[:12]
+    folder = cache / f"{net}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[Tensor]] = {}
     for i in range(0, len(x), BATCH):
@@ -65,7 +55,7 @@ def run_pass(net: str, config: str, assets: Path, cache: Path, limit: int | None
             tensors["tops"] = torch.tensor([[int(s.logits.argmax()) for s in p.states] for p in explained])
             save_file(tensors, file.with_suffix(".tmp"))
             file.with_suffix(".tmp").rename(file)
-            print(f"{net} {config}: {min(i + BATCH, len(x))} of {len(x)} images", flush=True)
+            print(f"{net}: {min(i + BATCH, len(x))} of {len(x)} images", flush=True)
         for name, value in load_file(file).items():
             parts.setdefault(name, []).append(value)
     return Pass(
@@ -74,7 +64,7 @@ def run_pass(net: str, config: str, assets: Path, cache: Path, limit: int | None
         {b: torch.cat(parts[f"cost{b}"]) for b in budgets},
         torch.cat(parts["tops"]),
         y,
-        _times(better, x[:TIMED], budgets, folder / "times.json") if config == "default" else {},
+        _times(better, x[:TIMED], budgets, folder / "times.json"),
     )
 
 
@@ -86,22 +76,6 @@ def _times(better: unstride.Enhanced, x: Tensor, budgets: Sequence[int], file: P
     return {int(b): t for b, t in json.loads(file.read_text(encoding="utf-8")).items()}
 
 
-def _fit(better: unstride.Enhanced, bench: Bench, folder: Path) -> str:
-    """Fit the attention on the network's own training images, once (a fifth of them validates): a hash of what came."""
-    x, y = bench.fit
-    x, y = x[:2000], y[:2000]
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    val, train = order[: len(x) // 5], order[len(x) // 5 :]
-
-    def loader(rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [(x[rows[i : i + BATCH]], y[rows[i : i + BATCH]]) for i in range(0, len(rows), BATCH)]
-
-    print(f"{bench.name}: {unstride.fit(better, loader(train), loader(val), cache_dir=folder)}", flush=True)
-    assert better.attention is not None
-    found = torch.cat([v.flatten() for _, v in sorted(better.attention.state_dict().items())])
-    return hashlib.sha256(found.numpy().tobytes()).hexdigest()[:12]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--assets", type=Path, required=True)
@@ -111,15 +85,14 @@ def main() -> None:
         "--only",
         nargs="*",
         default=None,
-        help="passes such as cifar20:default, or cifar20:default:1000 on so many images (default: all)",
+        help="networks such as cifar20, or cifar20:1000 on so many images (default: all)",
     )
     parser.add_argument("--out", type=Path, default=None, help="where to write the page (default: print it)")
     args = parser.parse_args()
-    wanted = args.only or [f"{n}:{c}" for n in NETS for c in CONFIGS if n != "resnet50" or c == "default"]
-    found = {}
-    for name in wanted:
-        net, config, *some = name.split(":")
-        found[net, config] = run_pass(net, config, args.assets, args.cache, int(some[0]) if some else args.limit)
+    found = []
+    for name in args.only or NETS:
+        net, *some = name.split(":")
+        found.append(run_pass(net, args.assets, args.cache, int(some[0]) if some else args.limit))
     chosen = (f" --limit {args.limit}" if args.limit else "") + (f" --only {' '.join(args.only)}" if args.only else "")
     page = render(found, f"python -m benchmarks.results --assets DIR{chosen}")
     give(page, args.out)

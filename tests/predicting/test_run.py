@@ -19,7 +19,7 @@ from small_nets import photo, png, write_nets
 
 import unstride
 from unstride import models
-from unstride.errors import ArtefactError, OptionError
+from unstride.errors import ArtefactError, ModelChanged, OptionError
 from unstride.predicting import run as running
 from unstride.procedure.gates import Gate, Stage
 from unstride.recipe import Recipe, get, write
@@ -69,6 +69,25 @@ def test_rows_are_the_librarys_own_answers(nets, tmp_path):
     assert (done.pictures, done.errors) == (5, 0)
     assert done.changed == pytest.approx(np.mean([row["changed"] for row in rows]))
     assert not (tmp_path / "p.jsonl.parts").exists()
+
+
+def test_a_model_that_is_written_meanwhile_gives_no_rows_of_both(nets, tmp_path, monkeypatch):
+    """Whether the model was changed is asked around each part, not at every batch, and the part is not kept."""
+    loaded = models.load(f"{nets}:net")
+    answers = running._answers
+
+    def written_after_the_first(job, batch):
+        found = answers(job, batch)
+        next(loaded.model.parameters()).data.add_(1.0)
+        return found
+
+    monkeypatch.setattr(running, "_answers", written_after_the_first)
+    with pytest.raises(ModelChanged, match="was changed"):
+        unstride.predict(loaded, photos(tmp_path / "photos", 5), tmp_path / "p.jsonl", batch_size=2)
+    assert not (tmp_path / "p.jsonl").exists()
+    monkeypatch.undo()
+    unstride.predict(loaded, tmp_path / "photos", tmp_path / "now.jsonl", batch_size=2)  # as it is now
+    assert len(read(tmp_path / "now.jsonl")) == 5
 
 
 def test_views_come_from_the_picture_and_not_from_its_crop(nets, tmp_path):

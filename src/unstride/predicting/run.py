@@ -275,11 +275,14 @@ def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, floa
     ) as advance:
         for number, pictures in groupby(reader(iter(seen)), key=lambda ready: ready.part):
             rows: dict[int, Row] = {}
-            for batch in _batches(job, pictures):
-                rows |= _answers(job, batch)
-                done += len(batch)
-                spent = time.perf_counter() - start
-                advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
+            with (
+                job.better.unchanged()
+            ):  # asked once for the part, which is not saved if the model was written meanwhile
+                for batch in _batches(job, pictures):
+                    rows |= _answers(job, batch)
+                    done += len(batch)
+                    spent = time.perf_counter() - start
+                    advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
             job.parts.save(number, [rows[index] for index in sorted(rows)])
     return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in finished)
 

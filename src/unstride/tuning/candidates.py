@@ -45,17 +45,17 @@ def candidates(source: Source, pool: str, task: str) -> list[Unit]:
     field = wider(source)
     seen = f" + Field={field!r}" if field > 1.01 else ""
     views = ["mirror"]
-    for scale in ((1.15,), (1.15, 1.3), (1.15, 1.3, 1.45))[level]:
+    for scale in ((1.15,), (1.15, 1.3, 0.86), (1.15, 1.3, 0.86, 1.45))[level]:
         at = f"Size={field if seen and scale == 1.15 else scale!r}{seen}"
         views += [at, f"mirror + {at}"]
     if level:
         views += _CORNERS
     units = [_unit(v) for v in views]
     if level:
-        units += [_unit("plain", "near:4"), _unit("plain", "near:8")]
+        units.append(_unit("plain", "near:4"))
     if level > 1:
         units += [_unit(v) for v in ("1.15x", "1.3x", *(f"mirror + {c}" for c in _CORNERS))]
-        units += [_unit("plain", "near:13"), _unit("mirror", "near:4")]
+        units += [_unit("plain", "near:8"), _unit("plain", "near:13"), _unit("mirror", "near:4")]
     return units
 
 
@@ -90,7 +90,7 @@ def usual(units: list[Unit]) -> dict[str, list[Unit]]:
     alone = [u for u in units if u.states == "plain"]
     mirror = [u for u in alone if u.view == parse_view("mirror")]
     corners = [u for u in alone if str(u.view) in _CORNERS]
-    sizes = [u for u in alone if any(op.name == "Size" for op in u.view.ops)]
+    sizes = [u for u in alone if any(op.name == "Size" and op.value > 1 for op in u.view.ops)]
     still = [u for u in sizes if not flips(u.view)]
     rows = {"flip": mirror}
     if len(corners) == 4:
