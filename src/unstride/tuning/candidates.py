@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import near_count
@@ -90,7 +91,7 @@ def usual(units: list[Unit]) -> dict[str, list[Unit]]:
     alone = [u for u in units if u.states == "plain"]
     mirror = [u for u in alone if u.view == parse_view("mirror")]
     corners = [u for u in alone if str(u.view) in _CORNERS]
-    sizes = [u for u in alone if any(op.name == "Size" and op.value > 1 for op in u.view.ops)]
+    sizes = [u for u in alone if any(op.name == "Size" and float(op.value or 0) > 1 for op in u.view.ops)]
     still = [u for u in sizes if not flips(u.view)]
     rows = {"flip": mirror}
     if len(corners) == 4:
@@ -99,3 +100,18 @@ def usual(units: list[Unit]) -> dict[str, list[Unit]]:
         rows["multi-scale"] = [still[min(1, len(still) - 1)]]
         rows["multi-scale, flip"] = [*mirror, *sizes]
     return {name: chosen for name, chosen in rows.items() if chosen}
+
+
+def balanced(units: list[Unit]) -> list[list[Unit]]:
+    """Sets that treat left and right alike: views with their mirror images, one or two of them, with and without the
+    mirrored picture itself; and single mirrored views. Few to choose among, so that little can be chosen by chance.
+    """
+    by = {u.view: u for u in units if u.states == "plain"}
+    mirror = by.get(parse_view("mirror"))
+    twins = [(u, by.get(parse_view(f"mirror + {u.view.spec()}"))) for v, u in by.items() if not flips(v)]
+    pairs = [[u, twin] for u, twin in twins if twin is not None]
+    found = [[twin] for _, twin in pairs] + pairs
+    if mirror is not None:
+        found += [[mirror, *pair] for pair in pairs]
+        found += [[mirror, *one, *other] for one, other in combinations(pairs, 2)]
+    return found

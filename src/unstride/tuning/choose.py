@@ -1,8 +1,8 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
-Greedy over units of looks for every share of pictures that may look again, and what a user would do instead; how far to
-go, and behind which gate, is decided on pictures that the greedy choice did not see. The best of all that are surely
-better than plain wins; it may be "plain".
+Greedy over units of looks for every share of pictures that may look again; beside it what a user would do instead and
+other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on pictures that the
+choice did not see. The best of all that are surely better than plain wins; it may be "plain".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
 from unstride.procedure.temperature import fit_temperature
-from unstride.tuning.candidates import Unit, usual
+from unstride.tuning.candidates import Unit, balanced, usual
 from unstride.tuning.pool import Pool
 from unstride.views.policies import IDENTITY, View
 
@@ -164,66 +164,75 @@ def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, me
 
 @dataclass(frozen=True)
 class Way:
-    """How units are come by: the first `steps` of the greedy order, or all of a set that people take by `name`."""
+    """How `steps` units are come by: the first of the greedy order, or a set of `units` that is tried as it is."""
 
     steps: int = 0
     share: float = 1.0
-    name: str = ""
+    units: tuple[int, ...] = ()
 
 
 PLAIN = Way()
 Path = Callable[[Table], list[int]]  # units, from the pictures that they may be chosen on
+Part = tuple[Table, Table, Tensor]  # of a fold: the other pictures, its own, and which they are
 
 
 def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
     whole = table(pool, units)
     own = fit_temperature(whole.plain, whole.labels)
-    folds = fold_of(len(pool), FOLDS, seed)
-    named = {name: [units.index(u) for u in some] for name, some in usual(list(units)).items()}
+    parts = list(_parts(whole, fold_of(len(pool), FOLDS, seed)))
     tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
-    room = {name: (ceiling - 1 + 1e-9) / float(whole.costs[some].sum()) for name, some in named.items()}
-    spent = {name: math.floor(100 * most) / 100 for name, most in room.items()}  # where it just spends the ceiling
-    for share in sorted({*SHARES, *(most for most in spent.values() if SHARES[0] < most < 1)}):
-        fits = {k: p for k, p in named.items() if (share <= room[k] if share in SHARES else share == spent[k])}
-        steps = range(1, STEPS + 1) if share in SHARES else ()
-        ways = [*(Way(len(p), share, k) for k, p in fits.items()), *(Way(j, share) for j in steps)]
-        found = {way: torch.full((len(pool),), math.nan, dtype=torch.float64) for way in ways}
-        for fitted, test, held in _parts(whole, folds):
-            path = greedy(fitted, share, ceiling, objective, own) if steps else []
-            below = threshold(fitted.margin, share)
-            for way, out in found.items():
-                if way.name or way.steps <= len(path):
-                    took = fits.get(way.name) or path[: way.steps]
-                    warm = fit_temperature(merged(fitted, took, below), fitted.labels)
-                    out[held] = losses(merged(test, took, below), test.labels, objective, warm)
-        tried |= {way: out for way, out in found.items() if not out.isnan().any()}
+    for share in SHARES:
+        paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts]
+        for steps in range(1, min(map(len, paths)) + 1):
+            tried[Way(steps, share)] = _held(parts, [path[:steps] for path in paths], share, objective)
+    sets = {
+        frozenset(units.index(u) for u in some): () for some in [*usual(list(units)).values(), *balanced(list(units))]
+    }
+    for some in map(tuple, map(sorted, sets)):
+        share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
+        if share >= SHARES[0]:  # behind the gate where it just spends the ceiling
+            tried[Way(len(some), share, some)] = _held(parts, [list(some)] * len(parts), share, objective)
     way = surest(tried)
     if way == PLAIN:
         return Choice()
 
     def path_of(t: Table) -> list[int]:
-        return named[way.name] if way.name else greedy(t, way.share, ceiling, objective, own)[: way.steps]
+        return list(way.units) or greedy(t, way.share, ceiling, objective, own)[: way.steps]
 
     chosen = tuple(units[u] for u in path_of(whole))
-    return Choice(chosen, way.share, *refined(whole, folds, way.share, path_of, objective))
+    return Choice(chosen, way.share, *refined(parts, way.share, path_of, objective))
 
 
-def _parts(whole: Table, folds: Tensor) -> Iterator[tuple[Table, Table, Tensor]]:
-    """For each fold: the other pictures, its own, and which they are."""
+def _held(parts: Sequence[Part], paths: Sequence[list[int]], share: float, objective: str) -> Tensor:
+    """What each picture loses (N,) by the units that were chosen on the other folds."""
+    out = torch.empty(sum(len(held) for _, _, held in parts), dtype=torch.float64)
+    for (fitted, test, held), took in zip(parts, paths, strict=True):
+        out[held] = _lost(fitted, test, took, threshold(fitted.margin, share), VARIANTS[0], objective)
+    return out
+
+
+def _lost(
+    fitted: Table, test: Table, units: list[int], below: float, variant: tuple[float, str], objective: str
+) -> Tensor:
+    warm = fit_temperature(merged(fitted, units, below, *variant), fitted.labels)
+    return losses(merged(test, units, below, *variant), test.labels, objective, warm)
+
+
+def _parts(whole: Table, folds: Tensor) -> Iterator[Part]:
     for k in range(FOLDS):
         held = (folds == k).nonzero()[:, 0]
         yield whole.rows((folds != k).nonzero()[:, 0]), whole.rows(held), held
 
 
-def refined(whole: Table, folds: Tensor, share: float, path_of: Path, objective: str) -> tuple[float, str]:
+def refined(parts: Sequence[Part], share: float, path_of: Path, objective: str) -> tuple[float, str]:
     """The weight of the further looks and what is averaged: other than equal logits only where it is surely better."""
-    found = {v: torch.empty(len(whole.plain), dtype=torch.float64) for v in VARIANTS}
-    for fitted, test, held in _parts(whole, folds):
+    count = sum(len(held) for _, _, held in parts)
+    found = {v: torch.empty(count, dtype=torch.float64) for v in VARIANTS}
+    for fitted, test, held in parts:
         path, below = path_of(fitted), threshold(fitted.margin, share)
         for variant in VARIANTS:
-            warm = fit_temperature(merged(fitted, path, below, *variant), fitted.labels)
-            found[variant][held] = losses(merged(test, path, below, *variant), test.labels, objective, warm)
+            found[variant][held] = _lost(fitted, test, path, below, variant, objective)
     best = min(found, key=lambda v: float(found[v].mean()))
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
