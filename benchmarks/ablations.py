@@ -15,11 +15,11 @@ from torch import Tensor
 
 import unstride
 from benchmarks.frontier_page import beside
-from benchmarks.nets import Bench, cifar, imagenet
+from benchmarks.nets import Bench, cifar, imagenet, warm
 from unstride.enhanced import Enhanced
 from unstride.learning.fitting import fit
 from unstride.procedure.gates import Stage
-from unstride.procedure.temperature import fit_temperature, nll
+from unstride.procedure.temperature import nll
 from unstride.proof.metrics import bootstrap
 from unstride.recipe import Recipe, get
 from unstride.views.policies import parse_view
@@ -107,14 +107,6 @@ def learned(better: Enhanced, net: str, found: Bench) -> Iterator[tuple[str, str
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def warm(logits: Tensor, labels: Tensor) -> Tensor:
-    out = torch.empty(len(logits), dtype=torch.float64)
-    halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
-    for one, other in (halves, halves[::-1]):
-        out[other] = nll(logits[other], labels[other], fit_temperature(logits[one], labels[one]))
-    return out
 
 
 def measure(found: Bench, net: str) -> None:

@@ -1,6 +1,7 @@
 """What is best at each cost on real networks: `python -m benchmarks.frontier --assets DIR [--nets resnet50 ...]`.
 
-Tuned on one half of the pictures, measured on the other, both ways. What the networks say is kept in `--cache`,
+Tuned on one half of the pictures, measured on the other, both ways, for several random halvings: what is chosen is a
+matter of chance, too, and their mean is of less of it. What the networks say is kept in `--cache`,
 so a run goes on where it was. Writes benchmarks/frontier.csv, a row per network and setting, from which
 `python -m benchmarks.frontier_page` makes the page. The paper's search is the dearest row: `--paper N` runs it on the
 first N pictures only, `--paper 0` leaves its older rows.
@@ -8,6 +9,8 @@ first N pictures only, `--paper 0` leaves its older rows.
 
 import argparse
 import csv
+from collections import Counter
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -32,6 +35,8 @@ from unstride.tuning.simulate import simulate
 from unstride.views.policies import IDENTITY
 
 BUDGETS = (4, 10, 15)
+HALVINGS = 5
+TOLD = 2  # of the looks that were chosen
 CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
 FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
 FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
@@ -81,39 +86,54 @@ def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Pat
     return {b: (torch.cat([x for x, _ in v]), torch.cat([c for _, c in v])) for b, v in found.items() if v}
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Of each picture (N,): whether it is right, its cost, its NLL and its NLL after a temperature of other pictures.
+
+    Of several halvings these are means.
+    """
+
+    right: Tensor
+    costs: Tensor
+    nll: Tensor
+    warm: Tensor
+
+    def __getitem__(self, rows: slice) -> "Answers":
+        return Answers(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
 class Halves:
-    """Two halves of a pool, each measured by what was chosen on the other."""
+    """Random halves of a pool, each measured by what was chosen on the other, several times over."""
 
     def __init__(self, net: str, pool: Pool, units: list[Unit], paper: Searched) -> None:
         self.net, self.pool, self.paper = net, pool, paper
         self.units = [u for u in units if u.view in self.pool.work]
-        n = len(self.pool)
-        self.halves = [torch.arange(0, n, 2), torch.arange(1, n, 2)]
         assert self.pool.labels is not None
         self.labels = self.pool.labels
-        self.right = self.pool.plain.argmax(1) == self.labels
-        self.plain = self._warm(self.pool.plain)
+        n = len(self.pool)
+        self.plain = self._fixed(self.pool.plain, torch.ones(n, dtype=torch.float64))
+        orders = [torch.randperm(n, generator=torch.Generator().manual_seed(k)) for k in range(HALVINGS)]
+        self.halvings = [(order[: n // 2], order[n // 2 :]) for order in orders]
+        self._tuned: dict[float, tuple[Answers, str]] = {}
 
     def rows(self) -> list[dict[str, object]]:
-        n = len(self.pool)
-        out = [self._row("plain", self.pool.plain, torch.ones(n), "")]
+        out = [self._row("plain", self.plain, "")]
         alone = {f"alone: {u}": [u] for u in self.units if u.states == "plain"}
         for name, units in usual(self.units).items():
-            out.append(self._row(name, *self._mixed(units), ", ".join(map(str, units))))
+            out.append(self._row(name, self._fixed(*self._mixed(units)), ", ".join(map(str, units))))
         for name, units in alone.items():
             look = next(x for x in self.pool.looks if x.view == units[0].view)
-            out.append(
-                self._row(name, self.pool.logits[self.pool.index[look]], torch.full((n,), self.pool.cost([look])), "")
-            )
+            costs = torch.full((len(self.pool),), self.pool.cost([look]), dtype=torch.float64)
+            out.append(self._row(name, self._fixed(self.pool.logits[self.pool.index[look]], costs), ""))
         for unit in self.units:
             if unit.states != "plain":
-                out.append(self._row(f"near states: {unit}", *self._mixed([unit]), ""))
-        for budget, (logits, costs) in self.paper.items():
-            out.append(self._row(f"paper, {budget} states", logits, costs, ""))
+                out.append(self._row(f"near states: {unit}", self._fixed(*self._mixed([unit])), ""))
+        for budget, found in self.paper.items():
+            out.append(self._row(f"paper, {budget} states", self._fixed(*found), ""))
         default = simulate(self.pool, get("default").stages)
-        out.append(self._row("default", default.logits, default.costs, str(get("default").stages[1])))
+        out.append(self._row("default", self._fixed(default.logits, default.costs), str(get("default").stages[1])))
         for ceiling in CEILINGS:
-            out.append(self._tuned(ceiling))
+            out.append(self._row(f"tuned for {ceiling:g}", *self.tuned(ceiling)))
             print(self.net, out[-1]["setting"], out[-1]["gain"], out[-1]["cost"], out[-1]["what"], flush=True)
         return out
 
@@ -122,71 +142,70 @@ class Halves:
         done = simulate(self.pool, stages)
         return done.logits, done.costs
 
-    def _tuned(self, ceiling: float) -> dict[str, object]:
-        logits, costs, warm, what = self._chosen(ceiling)
-        return self._row(f"tuned for {ceiling:g}", logits, costs, what, warm)
+    def tuned(self, ceiling: float) -> tuple[Answers, str]:
+        """What was chosen on one half, on the other; and which looks those were, the most frequent first."""
+        if ceiling not in self._tuned:
+            total = torch.zeros(4, len(self.pool), dtype=torch.float64)
+            what: Counter[str] = Counter()
+            for halves in self.halvings:
+                for one, other in (halves, halves[::-1]):
+                    fitted, test = self.pool.rows(one), self.pool.rows(other)
+                    choice = choose(fitted, self.units, ceiling)
+                    stages = stages_of(choice, fitted)
+                    done = simulate(test, stages, choice.merge)
+                    temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, self.labels[one])
+                    total[:, other] += self._judged(done.logits, done.costs, self.labels[other], temperature)
+                    what[str(choice)] += 1
+            told = [f"{name} ({count} of {2 * HALVINGS})" for name, count in what.most_common(TOLD)]
+            rest = ["others"] if len(what) > TOLD else []
+            self._tuned[ceiling] = Answers(*(total / HALVINGS)), " | ".join(told + rest)
+        return self._tuned[ceiling]
 
-    def _chosen(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor, str]:
-        """Logits, costs, warm NLL and looks of what was chosen on one half, on the other."""
-        logits, costs = torch.empty_like(self.pool.plain), torch.empty(len(self.pool), dtype=torch.float64)
-        warm = torch.empty(len(self.pool), dtype=torch.float64)
-        what = []
-        for one, other in (self.halves, self.halves[::-1]):
-            fitted, test = self.pool.rows(one), self.pool.rows(other)
-            choice = choose(fitted, self.units, ceiling)
-            stages = stages_of(choice, fitted)
-            done = simulate(test, stages, choice.merge)
-            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, self.labels[one])
-            logits[other], costs[other] = done.logits, done.costs
-            warm[other] = nll(done.logits, self.labels[other], temperature)
-            what.append(str(choice))
-        return logits, costs, warm, " | ".join(dict.fromkeys(what))
+    def _judged(self, logits: Tensor, costs: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """(4, N): as `Answers` has them."""
+        right = (logits.argmax(1) == labels).double()
+        return torch.stack([right, costs.double(), nll(logits, labels), nll(logits, labels, temperature)])
+
+    def _fixed(self, logits: Tensor, costs: Tensor) -> Answers:
+        """Of what was not chosen; the temperature is fitted on every second picture for the others."""
+        labels, out = self.labels[: len(logits)], torch.empty(4, len(logits), dtype=torch.float64)
+        halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
+        for one, other in (halves, halves[::-1]):
+            temperature = fit_temperature(logits[one], labels[one])
+            out[:, other] = self._judged(logits[other], costs[other], labels[other], temperature)
+        return Answers(*out)
 
     def rivals(self) -> list[dict[str, object]]:
         """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
-        theirs = {name: self._mixed(units) for name, units in usual(self.units).items()}
-        theirs |= {f"paper, {budget} states": found for budget, found in self.paper.items()}
+        theirs = {name: self._fixed(*self._mixed(units)) for name, units in usual(self.units).items()}
+        theirs |= {f"paper, {budget} states": self._fixed(*found) for budget, found in self.paper.items()}
         out = []
-        for name, (logits, costs) in theirs.items():
-            n, cost = len(logits), float(costs.mean())
-            mine, spent, warm, what = self._chosen(cost)
-            right, other = (x[:n].argmax(1) == self.labels[:n] for x in (mine, logits))
-            points = (right.double() - other.double()).numpy()
-            likelier = (self._warm(logits) - warm[:n]).numpy()
-            numbers = [cost, float(spent[:n].mean()), points.mean(), *bootstrap(points)]
+        for name, other in theirs.items():
+            n, cost = len(other.right), float(other.costs.mean())
+            mine, what = self.tuned(cost)
+            mine = mine[:n]
+            points, likelier = (mine.right - other.right).numpy(), (other.warm - mine.warm).numpy()
+            numbers = [cost, float(mine.costs.mean()), points.mean(), *bootstrap(points)]
             numbers += [likelier.mean(), *bootstrap(likelier)]
             values = (self.net, n, name, *(round(float(v), 5) for v in numbers), what)
             out.append(dict(zip(AGAINST, values, strict=True)))
         return out
 
-    def _warm(self, logits: Tensor) -> Tensor:
-        out = torch.empty(len(logits), dtype=torch.float64)
-        halves = [half[half < len(logits)] for half in self.halves]
-        for one, other in (halves, halves[::-1]):
-            out[other] = nll(logits[other], self.labels[other], fit_temperature(logits[one], self.labels[one]))
-        return out
-
-    def _row(
-        self, setting: str, logits: Tensor, costs: Tensor, what: str, warm: Tensor | None = None
-    ) -> dict[str, object]:
-        """Against the plain network on the same pictures: all, or the first ones that `logits` has."""
-        labels, was, cold = (x[: len(logits)] for x in (self.labels, self.right, self.plain))
-        right = logits.argmax(1) == labels
-        warm = self._warm(logits) if warm is None else warm
-        change = (right.double() - was.double()).numpy()
-        likelier = (cold - warm).numpy()
-        (low, high), (wlow, whigh) = bootstrap(change), bootstrap(likelier)
-        values = (self.net, len(logits), setting, round(float(costs.mean()), 4), round(float(right.double().mean()), 5))
-        values += (round(float(change.mean()), 5), round(low, 5), round(high, 5))
-        values += (int((change > 0).sum()), int((change < 0).sum()))
-        values += (round(float(nll(logits, labels).mean()), 5), round(float(warm.mean()), 5))
-        values += (round(float(likelier.mean()), 5), round(wlow, 5), round(whigh, 5), what)
-        return dict(zip(FIELDS, values, strict=True))
+    def _row(self, setting: str, mine: Answers, what: str) -> dict[str, object]:
+        """Against the plain network on the same pictures: all, or the first ones that were answered."""
+        plain = self.plain[: len(mine.right)]
+        change, likelier = (mine.right - plain.right).numpy(), (plain.warm - mine.warm).numpy()
+        corrected, corrupted = (round(float((sign * change).clip(0).sum())) for sign in (1, -1))
+        values = (self.net, len(change), setting, round(float(mine.costs.mean()), 4))
+        values += tuple(round(float(v), 5) for v in (mine.right.mean(), change.mean(), *bootstrap(change)))
+        values += (corrected, corrupted)
+        numbers = (mine.nll.mean(), mine.warm.mean(), likelier.mean(), *bootstrap(likelier))
+        return dict(zip(FIELDS, (*values, *(round(float(v), 5) for v in numbers), what), strict=True))
 
 
 def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]) -> None:
     """Rows of a measured network take the place of its older ones; those of a search that was not run stay."""
-    net, what = new[0]["net"], "setting" if "setting" in fields else "rival"
+    net, what = new[0]["net"], next((k for k in ("setting", "rival") if k in fields), "net")
     old: list[dict[str, str]] = []
     if path.exists():
         with path.open(newline="") as file:

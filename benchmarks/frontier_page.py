@@ -127,9 +127,10 @@ def page(every: Sequence[Row]) -> str:
         "",
         "![Gain over cost, one line for tuned recipes, points for everything else](images/frontier.svg)",
         "",
-        "Tuned rows were chosen on one half of the pictures and measured on the other, both ways. Gains are in points, "
-        "paired, with 95 % bootstrap intervals; cost is in plain forwards per picture; the warm NLL is after one "
-        "temperature that was fitted on the other half. Made by",
+        "Tuned rows were chosen on one half of the pictures and measured on the other, both ways, and are means over "
+        "several random halvings; their looks are the most frequent choices. Gains are in points, "
+        "paired, with 95 % bootstrap intervals over pictures; cost is in plain forwards per picture; the warm NLL is "
+        "after one temperature that was fitted on the other half. Made by",
         "",
         "```bash",
         "python -m benchmarks.frontier --assets DIR    # networks and pictures, which are not in the project: the rows",
@@ -183,7 +184,8 @@ def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]
         f"{reached} of {len(goals)} goals that were set beforehand are reached. Tuned for the very cost of a flip, "
         f"crops, scales or the paper's search, ours is measurably less accurate in {len(worse)} of {len(against)} "
         f"comparisons and measurably less likely in {len(unlikely)}. Everything was tuned on one half of the pictures "
-        "and measured on the other, both ways.",
+        "and measured on the other, both ways, for several random halvings; rows against the paper's search on "
+        "ImageNet are of an earlier choice, tuned and measured on one halving.",
         "",
         "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`. How a "
         "recipe is chosen ([tuning](tuning.md)) was settled after looking at such rows: read them with that in mind.",

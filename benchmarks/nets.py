@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from unstride.procedure.temperature import fit_temperature, nll
 from unstride.views.canvas import Canvas
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -247,6 +248,15 @@ def zipped(
                 images.append(torch.from_numpy(np.asarray(image)[at, at].copy()).permute(2, 0, 1))
             labels.append(int(label))
     return normalise(torch.stack(images), stats), torch.tensor(labels)
+
+
+def warm(logits: Tensor, labels: Tensor) -> Tensor:
+    """The NLL of each picture (N,) after one temperature that was fitted on every second one of the others."""
+    out = torch.empty(len(logits), dtype=torch.float64)
+    halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
+    for one, other in (halves, halves[::-1]):
+        out[other] = nll(logits[other], labels[other], fit_temperature(logits[one], labels[one]))
+    return out
 
 
 def give(page: str, out: Path | None) -> None:

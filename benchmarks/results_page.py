@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.frontier_page import beside
+from benchmarks.nets import warm
 from unstride.procedure.aggregate import entropy
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
-from unstride.procedure.temperature import fit_temperature, nll
 from unstride.proof.metrics import Gain, compare, score, summarise
 
 STEPS = (1, 4, 7, 10)
@@ -42,10 +42,7 @@ class Pass:
 
     def warm(self, budget: int) -> float:
         """NLL after one temperature, fitted on every second image for the others."""
-        logits, labels = self.logits[budget], self.labels
-        halves = [torch.arange(k, len(labels), 2) for k in (0, 1)]
-        warm = [nll(logits[b], labels[b], fit_temperature(logits[a], labels[a])) for a, b in (halves, reversed(halves))]
-        return float(torch.cat(warm).mean())
+        return float(warm(self.logits[budget], self.labels).mean())
 
     def mean_cost(self, budget: int) -> float:
         return float(self.cost[budget].mean())
