@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import unstride
-from unstride.engine.engine import Engine
+from unstride.errors import OptionError
 from unstride.graph.capture import capture
 from unstride.graph.optimise import optimise
 from unstride.graph.thin import thinned
@@ -46,11 +46,6 @@ class Stages(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(F.relu(self.stem(x))).mean((2, 3)))
-
-
-def engine(model: nn.Module, images: Tensor) -> Engine:
-    plan = unstride.enhance(model, images[:1], recipe="plain", task="classification").prepare(images)
-    return plan.engine_for([plan.found.space.zero])
 
 
 def test_a_block_before_an_early_stride_is_computed_at_the_cells_that_are_read() -> None:
@@ -111,3 +106,58 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
     with torch.no_grad():
         wanted = (model(images) + model(images.flip(3))) / 2
     assert torch.equal(better(images).isfinite(), wanted.isfinite())
+
+
+class Beside(nn.Module):
+    """Maps before an early stride that are summed with something, or stand beside other convolutions."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.stem, self.a, self.b = nn.Conv2d(3, 6, 3, 1, 1), nn.Conv2d(6, 6, 1), nn.Conv2d(6, 8, 1, 2)
+        self.pos = nn.Parameter(torch.randn(1, 6, 20, 20))
+        self.along = nn.Conv1d(1, 1, 3, padding=1)
+        self.deep = nn.Conv3d(1, 1, 3, padding=1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(F.relu(self.stem(x)))
+        if self.way == "expand":
+            x = x + self.pos.expand(len(x), -1, -1, -1)
+        elif self.way == "repeat":
+            x = F.relu(x) + self.pos.repeat(len(x), 1, 1, 1)
+        elif self.way == "conv of a constant":
+            x = x + self.a(self.pos.expand(len(x), -1, -1, -1))
+        elif self.way == "broadcast":
+            x = x + self.pos
+        elif self.way == "alpha":
+            x = torch.add(x, F.relu(x), alpha=2)
+        y = self.b(F.relu(x)).mean((2, 3))
+        if self.way == "along channels":
+            y = y + self.along(y[:, None])[:, 0]
+        elif self.way == "deeper":
+            y = y + self.deep(y[:, None, :, None, None])[:, 0, :, 0, 0]
+        return self.head(y)
+
+
+@pytest.mark.parametrize(
+    "way", ["expand", "repeat", "conv of a constant", "broadcast", "alpha", "along channels", "deeper"]
+)
+def test_what_is_not_a_map_of_the_picture_is_left_as_it_is(way: str) -> None:
+    torch.manual_seed(0)
+    model, images = Beside(way).eval(), torch.randn(3, 3, 20, 20)
+    better = unstride.enhance(model, images[:1], recipe=MIRROR, task="classification")
+    with torch.no_grad():
+        wanted = (model(images) + model(images.flip(3))) / 2
+    assert torch.allclose(better(images), wanted, atol=1e-5)
+
+
+def test_a_thin_engine_refuses_states_and_knows_its_size() -> None:
+    torch.manual_seed(0)
+    model, images = Stages([(8, (1, 1), True), (12, (2, 2), True)]).eval(), torch.randn(2, 3, 26, 26)
+    plan = unstride.enhance(model, images[:1], recipe="plain", task="classification").prepare(images)
+    still = plan.engine_for([plan.found.space.zero])
+    thin = next(iter(still.cutter.thin))
+    assert plan.found.trace.shapes[thin][2:] == (13, 13) and still.cutter.shape(thin)[2:] == (7, 7)
+    with pytest.raises(OptionError, match="only what the plain network reads"):
+        still.start(images).add([(0, plan.found.space.nearest(2)[1])])

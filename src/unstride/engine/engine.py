@@ -65,7 +65,7 @@ class Engine:
         self.moved_by = [layers if ok else None for layers, ok in zip(moves, alike, strict=True)]
         self.plain_bytes = max(s.bytes_as_cut for s in self.as_trained)
         self.max_bytes, self.bounded = max_bytes, max_bytes < UNBOUNDED
-        sizes = [[tensor_bytes(found.trace.shapes[n], graph.dtype) for n in s.outputs] for s in self.moved]
+        sizes = [[tensor_bytes(self.cutter.shape(n), graph.dtype) for n in s.outputs] for s in self.moved]
         self.stored_bytes = [sum(level) for level in sizes]  # of one prefix at each level
         kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
         self.batches = {n: batch_of(n) for n in dict.fromkeys([*kept, *taps, *plain])}
@@ -231,6 +231,8 @@ class Run:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
             engine.found.space.parse(state)
+            if engine.cutter.thin and not state.plain:
+                raise OptionError(f"state {state}: this engine computes only what the plain network reads")
         self.ahead, self.answered = {key: place for place, key in enumerate(ahead)}, 0
         if keep is None:
             return self._add(requests, set(), forget=False)

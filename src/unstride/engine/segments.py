@@ -1,6 +1,5 @@
 """Cut a graph at its layers: one small module per level, in two variants (as trained, and with moved operands)."""
 
-import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,10 +18,9 @@ from unstride.geometry.natural import held
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
-from unstride.graph.thin import Step, is_conv, reads
-from unstride.graph.thin import stride_of as conv_stride
+from unstride.graph.thin import Step, conv_stride, is_conv, reads
 
-_END = 2**63 - 1  # of a slice: there is no other
+_END = 2**63 - 1  # of a slice that goes on to the end of its axis
 
 
 def as_it_is(module: nn.Module) -> nn.Module:
@@ -124,8 +122,15 @@ class Cutter:
 
     def size(self, n: Node) -> int:
         """Bytes of a value of one image; a pooling makes indices (int64) beside it, whether they are read or not."""
-        size = tensor_bytes(self.found.trace.shapes.get(n), self.graph.dtype) // math.prod(self.thin.get(n, ()))
+        size = tensor_bytes(self.shape(n), self.graph.dtype)
         return size + 8 * size // self.graph.dtype.itemsize if "max_pool" in op_name(n) else size
+
+    def shape(self, n: Node) -> Any:
+        """Of a value as it is computed, of one image."""
+        whole: Any = self.found.trace.shapes.get(n)
+        if n not in self.thin:
+            return whole
+        return (*whole[:2], *(-(-size // step) for size, step in zip(whole[2:], self.thin[n], strict=True)))
 
     def moves(self, n: Node) -> dict[Node, Shift]:
         """By operand. A strided op whose operand's edge is held reads it as it always does: it has no site."""
@@ -215,12 +220,12 @@ class Builder:
         """The op for the cells that are read, of operands that may have more or fewer cells than it reads."""
         whole = (1,) * len(self.c.graph.size)
         own = self.c.thin.get(n, whole)
-        read = reads(self.c.graph, n, own)
-        if is_conv(n):
+        if is_conv(self.c.graph, n):
             had = self.c.thin.get(n.all_input_nodes[0], whole)
             skip = [s * t // h for s, t, h in zip(conv_stride(n, len(own)), own, had, strict=True)]
             args = [self._value(a) if isinstance(a, Node) else a for a in [*n.args, *(None, None)[len(n.args) - 2 :]]]
             return self.out.call_function(n.target, (*args[:3], skip, *args[4:]))  # type: ignore[arg-type]
+        read = reads(self.c.graph, n, own)
         return self.out.node_copy(n, lambda i: self._sliced(i, read))
 
     def _sliced(self, i: Node, read: Step) -> Any:

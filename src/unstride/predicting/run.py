@@ -275,9 +275,8 @@ def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, floa
     ) as advance:
         for number, pictures in groupby(reader(iter(seen)), key=lambda ready: ready.part):
             rows: dict[int, Row] = {}
-            with (
-                job.better.unchanged()
-            ):  # asked once for the part, which is not saved if the model was written meanwhile
+            # asked once for the part, which is not saved if the model was written meanwhile
+            with job.better.unchanged():
                 for batch in _batches(job, pictures):
                     rows |= _answers(job, batch)
                     done += len(batch)

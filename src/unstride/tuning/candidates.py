@@ -57,7 +57,7 @@ def candidates(source: Source, pool: str, task: str) -> list[Unit]:
     if level > 1:
         units += [_unit(v) for v in ("1.15x", "1.3x", *(f"mirror + {c}" for c in _CORNERS))]
         units += [_unit("plain", "near:8"), _unit("plain", "near:13"), _unit("mirror", "near:4")]
-    return units
+    return list(dict.fromkeys(units))
 
 
 def _small(level: int) -> list[Unit]:

@@ -8,7 +8,7 @@ choice did not see. The best of all that are surely better than plain wins; it m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -178,6 +178,8 @@ Part = tuple[Table, Table, Tensor]  # of a fold: the other pictures, its own, an
 
 def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
+    if not units:
+        return Choice()
     whole = table(pool, units)
     own = fit_temperature(whole.plain, whole.labels)
     parts = list(_parts(whole, fold_of(len(pool), FOLDS, seed)))
@@ -186,14 +188,15 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts]
         for steps in range(1, min(map(len, paths)) + 1):
             tried[Way(steps, share)] = _held(parts, [path[:steps] for path in paths], share, objective)
-    sets = {
-        frozenset(units.index(u) for u in some): () for some in [*usual(list(units)).values(), *balanced(list(units))]
-    }
-    for some in map(tuple, map(sorted, sets)):
+    known, others = (
+        {tuple(sorted(units.index(u) for u in some)) for some in found}
+        for found in (usual(list(units)).values(), balanced(list(units)))
+    )
+    for some in sorted(known | others):
         share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
         if share >= SHARES[0]:  # behind the gate where it just spends the ceiling
             tried[Way(len(some), share, some)] = _held(parts, [list(some)] * len(parts), share, objective)
-    way = surest(tried)
+    way = surest(tried, known)
     if way == PLAIN:
         return Choice()
 
@@ -237,13 +240,16 @@ def refined(parts: Sequence[Part], share: float, path_of: Path, objective: str) 
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
-def surest(tried: dict[Way, Tensor]) -> Way:
+def surest(tried: dict[Way, Tensor], known: Container[tuple[int, ...]] = ()) -> Way:
     """The best of all that are surely better than plain, or plain.
 
-    A single further look is believed after one standard error, more of them after two: there are more to err with.
+    A single further look is believed after one standard error, more of them after two: there are more to err with. What
+    people do, the `known` sets, is taken instead where the best is ahead of it by less than half a standard error.
     """
     sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
-    return min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
+    best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
+    usual = [w for w in sure if w.units in known and difference(tried[w], tried[best]) <= 0.5]
+    return min(usual or [best], key=lambda w: float(tried[w].mean()))
 
 
 def difference(a: Tensor, b: Tensor) -> float:
