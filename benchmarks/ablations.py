@@ -45,7 +45,7 @@ def bench(assets: Path, net: str, limit: int) -> Bench:
     return Bench(found.name, found.model, (found.test[0][some], found.test[1][some]), found.fit)
 
 
-def settings(better: Enhanced, net: str, images: Tensor) -> Iterator[tuple[str, str, Recipe]]:
+def settings(better: Enhanced, images: Tensor) -> Iterator[tuple[str, str, Recipe]]:
     """Every table's rows; the nearest states are as many as cost no more than the paper's search."""
     paper = get("paper").changed(budget=BUDGET)
     count = near_count(better, paper, images)
@@ -133,7 +133,7 @@ def measure(found: Bench, net: str) -> None:
     have = {(r["table"], r["setting"]) for r in rows() if r["net"] == found.name and int(r["pictures"]) == len(labels)}
     if ("", "plain") not in have:
         put("", "plain", plain, 1.0)
-    for table, setting, recipe in settings(better, net, images):
+    for table, setting, recipe in settings(better, images):
         if (table, setting) not in have:
             done[recipe] = done.get(recipe) or run(better.with_options(recipe=recipe))
             put(table, setting, *done[recipe])
@@ -170,7 +170,7 @@ def page(found: Sequence[Row]) -> str:
         f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
         "Gains are over plain on the same pictures, with 95 % intervals; NLL, warm is after one temperature that was",
         "fitted on the other half. Cost is in plain forwards. The attention was fitted on training images",
-        "(" + ", ".join(f"{FIT[n]:,} for {n}" for n in NETS) + "), as `unstride fit` does it. Made by",
+        "(" + ", ".join(f"{count:,} for {net}" for net, count in FIT.items()) + "), as `unstride fit` does it. Made by",
         "`python -m benchmarks.ablations --assets DIR`; rows in `benchmarks/ablations.csv`.",
         "",
         beside("results-ablations.md"),
@@ -196,7 +196,8 @@ def line(r: Row) -> str:
 def verdict(found: Sequence[Row]) -> str:
     """The answer, from the rows."""
     paper, mirror = "the paper's: low entropy first", "mirror, no states"
-    states = [r for r in found if r["table"] not in ("", COUNT) and r["setting"] != mirror]
+    rows = [r for r in found if r["table"] not in ("", COUNT, LAYERS) and r["setting"] != mirror]
+    states = {tuple(r[k] for k in ("net", "cost", "accuracy", "nll", "warm")): r for r in rows}.values()  # each once
     sure = sum(float(r["low"]) > 0 for r in states)
     nearest = {r["setting"] for r in found if r["setting"].startswith("the nearest") and "held" not in r["setting"]}
     kinds = {r["setting"].partition(": ")[0] for r in found if r["table"] == WEIGHED}

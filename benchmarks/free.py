@@ -23,7 +23,7 @@ from unstride.tuning.choose import choose, stages_of
 from unstride.views.canvas import Canvas
 from unstride.views.policies import IDENTITY
 
-FIELDS = ("net", "pictures", "setting", "batch", "cost", "time", "settled", "plain", "what")
+FIELDS = ("net", "pictures", "batch", "cost", "time", "settled", "plain", "what")
 CEILING, PICTURES = 1.5, 64
 
 
@@ -48,7 +48,7 @@ def measure(assets: Path, net: str, cache: Path, batches: list[int], repeats: in
         calls = {"time": _all(better, parts, False), "settled": _all(better, parts, True)}
         _, times = interleaved(eager, {**calls, "plain": _all(plain, parts, True)}, repeats)
         costs = [cost for part in parts for cost in better.looks(part)[1]]
-        values = (name, len(canvas), "tuned for 1.5", size, sum(costs) / len(costs), *times.values(), str(choice))
+        values = (name, len(canvas), size, sum(costs) / len(costs), *times.values(), str(choice))
         told = (v if isinstance(v, str | int) else round(v, 3) for v in values)
         rows.append(dict(zip(FIELDS, told, strict=True)))
         print(rows[-1], flush=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import unstride  # noqa: F401  (before torchvision)
 from benchmarks.frontier_page import RIVALS, ROWS
-from benchmarks.nets import REAL, real
+from benchmarks.nets import REAL, real, warm
 from unstride.enhanced import Enhanced, enhance
 from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.jobs.distributed import World, world
@@ -88,7 +88,7 @@ def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Pat
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of each picture (N,): whether it is right, its cost, its NLL and its NLL after a temperature of other pictures.
+    """Of each picture (N,): whether it is right, its cost, its NLL, and that after a temperature fitted on others.
 
     Of several halvings these are means.
     """
@@ -154,26 +154,21 @@ class Halves:
                     stages = stages_of(choice, fitted)
                     done = simulate(test, stages, choice.merge)
                     temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, self.labels[one])
-                    total[:, other] += self._judged(done.logits, done.costs, self.labels[other], temperature)
+                    labels = self.labels[other]
+                    right = (done.logits.argmax(1) == labels).double()
+                    both = nll(done.logits, labels), nll(done.logits, labels, temperature)
+                    total[:, other] += torch.stack([right, done.costs.double(), *both])
                     what[str(choice)] += 1
             told = [f"{name} ({count} of {2 * HALVINGS})" for name, count in what.most_common(TOLD)]
             rest = ["others"] if len(what) > TOLD else []
             self._tuned[ceiling] = Answers(*(total / HALVINGS)), " | ".join(told + rest)
         return self._tuned[ceiling]
 
-    def _judged(self, logits: Tensor, costs: Tensor, labels: Tensor, temperature: float) -> Tensor:
-        """(4, N): as `Answers` has them."""
-        right = (logits.argmax(1) == labels).double()
-        return torch.stack([right, costs.double(), nll(logits, labels), nll(logits, labels, temperature)])
-
     def _fixed(self, logits: Tensor, costs: Tensor) -> Answers:
         """Of what was not chosen; the temperature is fitted on every second picture for the others."""
-        labels, out = self.labels[: len(logits)], torch.empty(4, len(logits), dtype=torch.float64)
-        halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
-        for one, other in (halves, halves[::-1]):
-            temperature = fit_temperature(logits[one], labels[one])
-            out[:, other] = self._judged(logits[other], costs[other], labels[other], temperature)
-        return Answers(*out)
+        labels = self.labels[: len(logits)]
+        right = (logits.argmax(1) == labels).double()
+        return Answers(right, costs.double(), nll(logits, labels), warm(logits, labels))
 
     def rivals(self) -> list[dict[str, object]]:
         """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
@@ -195,7 +190,7 @@ class Halves:
         """Against the plain network on the same pictures: all, or the first ones that were answered."""
         plain = self.plain[: len(mine.right)]
         change, likelier = (mine.right - plain.right).numpy(), (plain.warm - mine.warm).numpy()
-        corrected, corrupted = (round(float((sign * change).clip(0).sum())) for sign in (1, -1))
+        corrected, corrupted = (round(float((sign * change).clip(0).sum()), 1) for sign in (1, -1))
         values = (self.net, len(change), setting, round(float(mine.costs.mean()), 4))
         values += tuple(round(float(v), 5) for v in (mine.right.mean(), change.mean(), *bootstrap(change)))
         values += (corrected, corrupted)

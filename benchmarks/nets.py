@@ -251,7 +251,7 @@ def zipped(
 
 
 def warm(logits: Tensor, labels: Tensor) -> Tensor:
-    """The NLL of each picture (N,) after one temperature that was fitted on every second one of the others."""
+    """The NLL of each picture (N,) after one temperature; every second picture's is fitted on the others."""
     out = torch.empty(len(logits), dtype=torch.float64)
     halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
     for one, other in (halves, halves[::-1]):

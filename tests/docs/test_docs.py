@@ -238,5 +238,5 @@ def test_the_frontier_page_and_readme_are_what_the_rows_say() -> None:
     )
     for row in every:
         assert float(row["low"]) <= float(row["gain"]) <= float(row["high"]), row
-        changed = int(row["corrected"]) - int(row["corrupted"])
-        assert float(row["gain"]) == pytest.approx(changed / int(row["pictures"]), abs=1e-5), row
+        changed = float(row["corrected"]) - float(row["corrupted"])  # of several halvings: means, rounded
+        assert float(row["gain"]) == pytest.approx(changed / int(row["pictures"]), abs=1 / int(row["pictures"])), row
