@@ -34,7 +34,7 @@ FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT = (
     "Which states first", "How they are weighed, and where they are merged", "Align and border",
     "Layers that are searched", "Learned aggregation", "How many states",
 )  # fmt: skip
-NETS = ("cifar20", "cifar56", "mobilenetv2")
+NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
 FIT = {"cifar20": 2000, "cifar56": 1000, "mobilenetv2": 200}  # training images that the attention is fitted on
 Row = dict[str, str]
 
@@ -164,14 +164,18 @@ def add(row: Row) -> None:
 
 def page(found: Sequence[Row]) -> str:
     nets = list(dict.fromkeys(r["net"] for r in found))
+    measured = [k for k, title in NETS.items() if title in nets]
     counts = ", ".join(f"{net} ({int(next(r['pictures'] for r in found if r['net'] == net)):,})" for net in nets)
     out = ["# Results: ablations", "", verdict(found), ""]
     out += [
         f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
         "Gains are over plain on the same pictures, with 95 % intervals; NLL, warm is after one temperature that was",
         "fitted on the other half. Cost is in plain forwards. The attention was fitted on training images",
-        "(" + ", ".join(f"{count:,} for {net}" for net, count in FIT.items()) + "), as `unstride fit` does it. Made by",
-        "`python -m benchmarks.ablations --assets DIR`; rows in `benchmarks/ablations.csv`.",
+        "("
+        + ", ".join(f"{FIT[k]:,} of {title}" for k, title in NETS.items() if title in nets)
+        + "), as `unstride fit` does",
+        f"it. Made by `python -m benchmarks.ablations --assets DIR --nets {' '.join(measured)}`; rows in",
+        "`benchmarks/ablations.csv`.",
         "",
         beside("results-ablations.md"),
     ]

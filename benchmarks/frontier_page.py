@@ -81,7 +81,7 @@ REAL_NETS += ("ImageNet ResNet-50",)
 WITH_IT = {  # pages with rows of ours that want the usual ones beside them, and their networks
     "results.md": REAL_NETS,
     "results-tta.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56"),
-    "results-ablations.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56", "ImageNet MobileNetV2"),
+    "results-ablations.md": ("CIFAR-10 ResNet-20", "CIFAR-10 ResNet-56"),
 }
 
 
@@ -229,14 +229,14 @@ def in_time(times: Sequence[Row]) -> list[str]:
         f"The recipe tuned for 1.5 takes no longer than the plain eager forward of the same batches in {len(free)} of "
         f"{len(times)} rows where the model is said to stay as it is (`with better.unchanged()`, as `unstride predict` "
         f"runs), and in {len(checked)} where every call looks for changes of its weights. Time is a multiple of the "
-        "eager forward, in turns; `one look` is the plain network as the engine runs it. Made by "
+        "eager forward, in turns. Made by "
         "`python -m benchmarks.free --assets DIR`; rows in `benchmarks/free.csv`.",
         "",
-        "| network | batch | cost | time | with `unchanged` | one look | our looks |",
-        "|---" * 7 + "|",
+        "| network | batch | cost | time | with `unchanged` | our looks |",
+        "|---" * 6 + "|",
     ]
     for r in times:
-        numbers = (f"{float(r[k]):.2f}" for k in ("cost", "time", "settled", "plain"))
+        numbers = (f"{float(r[k]):.2f}" for k in ("cost", "time", "settled"))
         out.append("| " + " | ".join((r["net"], r["batch"], *numbers, r["what"])) + " |")
     return [*out, ""]
 
