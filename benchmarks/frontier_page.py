@@ -259,6 +259,7 @@ def _cells(r: Row, count: int) -> tuple[str, ...]:
     told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
     changed = "" if r["setting"] == "plain" else " / ".join(f"{float(r[k]):.0f}" for k in ("corrected", "corrupted"))
     name = r["setting"] if int(r["pictures"]) == count else f"{r['setting']} (first {int(r['pictures']):,})"
+    name += " (older, one halving)" if name.startswith("tuned") and not several(r) else ""
     numbers = (f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", told, changed)
     return (name, *numbers, f"{float(r['nll']):.4f}", f"{float(r['warm']):.4f}", r["what"].replace(" | ", "; "))
 
