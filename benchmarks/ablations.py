@@ -9,12 +9,13 @@ import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 import unstride
-from benchmarks.frontier_page import beside
+from benchmarks.frontier_page import Row, beside, rows
 from benchmarks.nets import Bench, cifar, imagenet, warm
 from unstride.enhanced import Enhanced
 from unstride.learning.fitting import fit
@@ -36,7 +37,6 @@ FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT = (
 )  # fmt: skip
 NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
 FIT = {"cifar20": 2000, "cifar56": 1000, "mobilenetv2": 200}  # training images that the attention is fitted on
-Row = dict[str, str]
 
 
 def bench(assets: Path, net: str, limit: int) -> Bench:
@@ -77,11 +77,11 @@ def settings(better: Enhanced, images: Tensor) -> Iterator[tuple[str, str, Recip
 
 
 def near_count(better: Enhanced, paper: Recipe, images: Tensor) -> int:
-    spent = mean(better.with_options(recipe=paper).looks(images[:TOGETHER])[1])
+    spent = fmean(better.with_options(recipe=paper).looks(images[:TOGETHER])[1])
     count = BUDGET
     while count < 4 * BUDGET:
         more = Recipe(stages=(Stage(states=f"near:{count + 1}"),))
-        if mean(better.with_options(recipe=more).looks(images[:1])[1]) > spent:
+        if fmean(better.with_options(recipe=more).looks(images[:1])[1]) > spent:
             break
         count += 1
     return count
@@ -105,10 +105,6 @@ def learned(better: Enhanced, net: str, found: Bench) -> Iterator[tuple[str, str
         yield LEARNED, f"attention, {criterion} criterion", lambda criterion=criterion: attention(criterion)
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def measure(found: Bench, net: str) -> None:
     """The rows that are not there yet."""
     images, labels = found.test
@@ -128,9 +124,11 @@ def measure(found: Bench, net: str) -> None:
 
     def run(one: Enhanced) -> tuple[Tensor, float]:
         parts = [one.looks(part) for part in images.split(TOGETHER)]
-        return torch.cat([x for x, _ in parts]), mean([c for _, costs in parts for c in costs])
+        return torch.cat([x for x, _ in parts]), fmean([c for _, costs in parts for c in costs])
 
-    have = {(r["table"], r["setting"]) for r in rows() if r["net"] == found.name and int(r["pictures"]) == len(labels)}
+    have = {
+        (r["table"], r["setting"]) for r in rows(ROWS) if r["net"] == found.name and int(r["pictures"]) == len(labels)
+    }
     if ("", "plain") not in have:
         put("", "plain", plain, 1.0)
     for table, setting, recipe in settings(better, images):
@@ -142,16 +140,9 @@ def measure(found: Bench, net: str) -> None:
             put(table, setting, *run(made()))
 
 
-def rows() -> list[Row]:
-    if not ROWS.exists():
-        return []
-    with ROWS.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def add(row: Row) -> None:
     """In the place of an older row of the same setting."""
-    kept = [r for r in rows() if any(r[k] != row[k] for k in ("net", "table", "setting"))]
+    kept = [r for r in rows(ROWS) if any(r[k] != row[k] for k in ("net", "table", "setting"))]
     with ROWS.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
@@ -200,8 +191,8 @@ def line(r: Row) -> str:
 def verdict(found: Sequence[Row]) -> str:
     """The answer, from the rows."""
     paper, mirror = "the paper's: low entropy first", "mirror, no states"
-    rows = [r for r in found if r["table"] not in ("", COUNT, LAYERS) and r["setting"] != mirror]
-    states = {tuple(r[k] for k in ("net", "cost", "accuracy", "nll", "warm")): r for r in rows}.values()  # each once
+    chosen = [r for r in found if r["table"] not in ("", COUNT, LAYERS) and r["setting"] != mirror]
+    states = {tuple(r[k] for k in ("net", "cost", "accuracy", "nll", "warm")): r for r in chosen}.values()  # each once
     sure = sum(float(r["low"]) > 0 for r in states)
     nearest = {r["setting"] for r in found if r["setting"].startswith("the nearest") and "held" not in r["setting"]}
     kinds = {r["setting"].partition(": ")[0] for r in found if r["table"] == WEIGHED}
@@ -236,7 +227,7 @@ def main() -> None:
             parser.error("--assets DIR: the folder with networks and pictures")
         for net in args.nets:
             measure(bench(args.assets, net, args.limit * 5 // 2 if net.startswith("cifar") else args.limit), net)
-    PAGE.write_text(page(rows()), encoding="utf-8")
+    PAGE.write_text(page(rows(ROWS)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def page(rows: Sequence[dict[str, str]]) -> str:
         f"on the others in {worse / total:.1%}. How often tuning answered plain is in the table.",
         "",
         "Gains are in points. The recipe was tuned for a mean cost of 1.5. Made by "
-        "`python -m benchmarks.promises --assets DIR --cache DIR`.",
+        f"`python -m benchmarks.promises --assets DIR --cache DIR --draws {max(int(r['draws']) for r in rows)}`.",
         "",
         "| network | tuned on | measured on | draws | promise kept | measurably worse | answered plain "
         "| promised gain | measured gain | cost |",

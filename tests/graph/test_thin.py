@@ -48,6 +48,13 @@ class Stages(nn.Module):
         return self.head(self.blocks(F.relu(self.stem(x))).mean((2, 3)))
 
 
+def mirrored(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean with the mirror image: by the engine, and by the model itself."""
+    better = unstride.enhance(model, images[:1], recipe=MIRROR, task="classification")
+    with torch.no_grad():
+        return better(images), (model(images) + model(images.flip(3))) / 2
+
+
 def test_a_block_before_an_early_stride_is_computed_at_the_cells_that_are_read() -> None:
     torch.manual_seed(0)
     model = Stages([(8, (1, 1), True), (8, (1, 1), True), (12, (2, 2), True)]).eval()
@@ -80,10 +87,8 @@ def test_law_the_thin_network_is_the_network(
 ) -> None:
     torch.manual_seed(seed)
     model, images = Stages(blocks).eval(), torch.randn(3, 3, *size)
-    better = unstride.enhance(model, images[:1], recipe=MIRROR, task="classification")
-    with torch.no_grad():
-        wanted = (model(images) + model(images.flip(3))) / 2
-    assert torch.allclose(better(images), wanted, atol=1e-5)
+    found, wanted = mirrored(model, images)
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def test_it_runs_only_where_nothing_moves_and_the_graph_may_be_rewritten() -> None:
@@ -102,10 +107,8 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
     torch.manual_seed(0)
     model, images = Stages([(8, (1, 1), True), (12, (2, 2), True)]).eval(), torch.randn(3, 3, 24, 24)
     images[1, :, 12, 12] = value
-    better = unstride.enhance(model, images[:1], recipe=MIRROR, task="classification")
-    with torch.no_grad():
-        wanted = (model(images) + model(images.flip(3))) / 2
-    assert torch.equal(better(images).isfinite(), wanted.isfinite())
+    found, wanted = mirrored(model, images)
+    assert torch.equal(found.isfinite(), wanted.isfinite())
 
 
 class Beside(nn.Module):
@@ -146,10 +149,8 @@ class Beside(nn.Module):
 def test_what_is_not_a_map_of_the_picture_is_left_as_it_is(way: str) -> None:
     torch.manual_seed(0)
     model, images = Beside(way).eval(), torch.randn(3, 3, 20, 20)
-    better = unstride.enhance(model, images[:1], recipe=MIRROR, task="classification")
-    with torch.no_grad():
-        wanted = (model(images) + model(images.flip(3))) / 2
-    assert torch.allclose(better(images), wanted, atol=1e-5)
+    found, wanted = mirrored(model, images)
+    assert torch.allclose(found, wanted, atol=1e-5)
 
 
 def test_a_thin_engine_refuses_states_and_knows_its_size() -> None:

@@ -2,7 +2,8 @@
 
 Greedy over units of looks for every share of pictures that may look again; beside it what a user would do instead and
 other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on pictures that the
-choice did not see. The best of all that are surely better than plain wins; it may be "plain".
+choice did not see. The best of all that are surely better than plain wins, or what people do where that is about as
+good; it may be "plain".
 """
 
 from __future__ import annotations
