@@ -1,7 +1,8 @@
 """What a model is at this moment: modules, weights, buffers, hooks and attributes. Was anything changed since?
 
-Weights can be written without a trace (`p.data.copy_(...)`, a numpy view), so every byte is read again at each look:
-a sum per column, at the speed of memory. A changed attribute is found by going through what each module holds.
+Weights can be written without a trace (`p.data.copy_(...)`, a numpy view). Where the kernel watches their pages, it
+tells; else every byte is read again at each look: a sum per column, at the speed of memory. A changed attribute is
+found by going through what each module holds.
 """
 
 import types
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from unstride.graph.watch import Span, Watch, inner_pages
 
 COLUMNS = 509  # a prime: weights that change places (a flipped kernel, other channels first) change columns
 _REGISTERS = ("_parameters", "_buffers", "_modules")  # what they hold is known by the module's own name
@@ -76,8 +79,21 @@ class _Contents:
         self.counted = [t for t in self.tensors if not t.is_inference()]
         parts = [m for memory in self.memory for m in memory]
         self.short = [m for m in parts if isinstance(m, np.ndarray) and m.ndim == 1]
-        self.long = [m for m in parts if m.ndim == 2]
-        self.each, self.were = list(map(_told, self.tensors, self.memory)), self._now()
+        long = [
+            (m, _pages(t, m))
+            for t, memory in zip(self.tensors, self.memory, strict=True)
+            for m in memory
+            if m.ndim == 2
+        ]
+        self.watch = Watch(span for _, span in long if span is not None)
+        watched = set(self.watch.spans)
+        self.long = [m for m, span in long if span not in watched]  # read at every look
+        self.asked = [
+            m for m, span in long if span in watched
+        ]  # read where the kernel saw a write, but for their edges
+        self.short += [edge for m, span in long if span is not None and span in watched for edge in _edges(m, span)]
+        self.quiet = self.watch.writes()
+        self.each, self.were, self.sums = list(map(_told, self.tensors, self.memory)), self._now(), self._sums()
 
     def _now(self) -> list[Any]:
         places = [list(map(Tensor.data_ptr, self.located)), [t._version for t in self.counted]]
@@ -85,8 +101,21 @@ class _Contents:
         short: Any = self.short  # arrays are buffers, though their types do not say so
         return [*places, shapes, b"".join(short), list(map(_sum, self.long))]
 
-    def changes(self) -> Iterator[str]:
+    def _sums(self) -> list[Any]:
+        return list(map(_sum, self.asked))
+
+    def _same(self) -> bool:
         if self._now() != self.were:
+            return False
+        writes = self.watch.writes()  # before the memory is read
+        if writes is None or writes != self.quiet:
+            if self._sums() != self.sums:
+                return False
+            self.quiet = writes
+        return True
+
+    def changes(self) -> Iterator[str]:
+        if not self._same():
             now = map(_told, self.tensors, self.memory)
             yield from (path for path, new, old in zip(self.paths, now, self.each, strict=True) if new != old)
 
@@ -234,6 +263,19 @@ def _memory(t: Tensor) -> list[Any]:
     memory = flat.numpy()
     whole = memory.nbytes // (8 * COLUMNS) * (8 * COLUMNS)
     return [memory[:whole].view(np.int64).reshape(-1, COLUMNS), memory[whole:]] if whole else [memory]
+
+
+def _pages(t: Tensor, m: Any) -> Span | None:
+    """The whole pages of a long array; not where a device may write them behind the kernel's back."""
+    if not isinstance(m, np.ndarray) or (torch.cuda.is_initialized() and t.is_pinned()):
+        return None
+    return inner_pages(m.ctypes.data, m.ctypes.data + m.nbytes)
+
+
+def _edges(m: Any, pages: Span) -> list[Any]:
+    """What lies before and behind an array's whole pages."""
+    flat, start = m.reshape(-1).view(np.uint8), m.ctypes.data
+    return [flat[: pages[0] - start], flat[pages[1] - start :]]
 
 
 def _sum(m: Any) -> Any:

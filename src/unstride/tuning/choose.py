@@ -2,14 +2,14 @@
 
 Greedy over units of looks for every share of pictures that may look again; beside it what a user would do instead and
 other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on pictures that the
-choice did not see. The best of all that are surely better than plain wins, or what people do where that is about as
-good; it may be "plain".
+choice did not see. The best of all that are surely better than plain wins, or what people do, as they do it, where
+that is about as good; it may be "plain".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +36,14 @@ OBJECTIVES = ("likelihood", "accuracy")
 class Choice:
     """Units behind a gate that this share of pictures passes; no units is the plain network with a temperature.
 
-    `weight`: what each further look counts beside the plain one.
+    `weight`: what each further look counts beside the plain one; `matched`: each view at its own temperature.
     """
 
     units: tuple[Unit, ...] = ()
     share: float = 1.0
     weight: float = 1.0
     merge: str = "logits"
+    matched: bool = True
 
     def __str__(self) -> str:
         if not self.units:
@@ -65,28 +66,31 @@ class Table:
     labels: Tensor  # (N,), among the M classes
     margin: Tensor  # (N,)
     costs: Tensor  # (U,), beside the plain look
-    temperatures: dict[View, float]
 
     def rows(self, at: Tensor) -> Table:
         return Table(
             self.units, self.sums[:, at], self.shares[:, at], self.counts, self.plain[at], self.labels[at],
-            self.margin[at], self.costs, self.temperatures,
+            self.margin[at], self.costs,
         )  # fmt: skip
 
 
-def table(pool: Pool, units: Sequence[Unit]) -> Table:
-    """Each view at its own temperature, the likeliest classes of each picture, and what units cost."""
+def temperatures_of(pool: Pool, units: Sequence[Unit]) -> dict[View, float]:
+    """What brings each view to the plain one's temperature: larger ones are often louder."""
     assert pool.labels is not None
     zero = pool.looks[0].state
-    views = dict.fromkeys(u.view for u in units)
-    own = {v: fit_temperature(pool.logits[pool.index[Look(v, zero)]], pool.labels) for v in (IDENTITY, *views)}
-    temperatures = {v: t / own[IDENTITY] for v, t in own.items()}
+    views = dict.fromkeys((IDENTITY, *(u.view for u in units)))
+    own = {v: fit_temperature(pool.logits[pool.index[Look(v, zero)]], pool.labels) for v in views}
+    return {v: t / own[IDENTITY] for v, t in own.items()}
+
+
+def table(pool: Pool, units: Sequence[Unit], temperatures: Mapping[View, float]) -> Table:
+    """Each view at its temperature, the likeliest classes of each picture, and what units cost."""
     logits, labels = _likeliest(pool)
     sums, shares, counts, costs = [], [], [], []
     for unit in units:
         looks = looks_of(pool, unit)
         at = [pool.index[look] for look in looks]
-        warm = logits[at] / temperatures[unit.view]
+        warm = logits[at] / temperatures.get(unit.view, 1.0)
         sums.append(warm.sum(0))
         shares.append(warm.softmax(-1).sum(0))
         counts.append(len(at))
@@ -94,7 +98,7 @@ def table(pool: Pool, units: Sequence[Unit]) -> Table:
     margin = sureness(pool.plain, "margin")
     return Table(
         tuple(units), torch.stack(sums), torch.stack(shares), torch.tensor(counts, dtype=torch.float32), logits[0],
-        labels, margin, torch.tensor(costs), temperatures,
+        labels, margin, torch.tensor(costs),
     )  # fmt: skip
 
 
@@ -165,11 +169,15 @@ def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, me
 
 @dataclass(frozen=True)
 class Way:
-    """How `steps` units are come by: the first of the greedy order, or a set of `units` that is tried as it is."""
+    """How `steps` units are come by: the first of the greedy order, or a set of `units` that is tried as it is.
+
+    What is not `matched` is what people do as they do it: the mean of what all views say, each as loud as it is.
+    """
 
     steps: int = 0
     share: float = 1.0
     units: tuple[int, ...] = ()
+    matched: bool = True
 
 
 PLAIN = Way()
@@ -181,23 +189,23 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
     """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
     if not units:
         return Choice()
-    whole = table(pool, units)
+    whole = table(pool, units, temperatures_of(pool, units))
     own = fit_temperature(whole.plain, whole.labels)
-    parts = list(_parts(whole, fold_of(len(pool), FOLDS, seed)))
+    folds = fold_of(len(pool), FOLDS, seed)
+    parts = {True: list(_parts(whole, folds)), False: list(_parts(table(pool, units, {}), folds))}
     tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
     for share in SHARES:
-        paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts]
+        paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts[True]]
         for steps in range(1, min(map(len, paths)) + 1):
-            tried[Way(steps, share)] = _held(parts, [path[:steps] for path in paths], share, objective)
-    known, others = (
-        {tuple(sorted(units.index(u) for u in some)) for some in found}
-        for found in (usual(list(units)).values(), balanced(list(units)))
-    )
-    for some in sorted(known | others):
+            tried[Way(steps, share)] = _held(parts[True], [path[:steps] for path in paths], share, objective)
+    known = {_at(units, some) for some in usual(list(units)).values()}
+    others = known | {_at(units, some) for some in balanced(list(units))}
+    for some, matched in [*((some, False) for some in sorted(known)), *((some, True) for some in sorted(others))]:
         share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
         if share >= SHARES[0]:  # behind the gate where it just spends the ceiling
-            tried[Way(len(some), share, some)] = _held(parts, [list(some)] * len(parts), share, objective)
-    way = surest(tried, known)
+            paths = [list(some)] * FOLDS
+            tried[Way(len(some), share, some, matched)] = _held(parts[matched], paths, share, objective)
+    way = surest(tried)
     if way == PLAIN:
         return Choice()
 
@@ -205,7 +213,11 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         return list(way.units) or greedy(t, way.share, ceiling, objective, own)[: way.steps]
 
     chosen = tuple(units[u] for u in path_of(whole))
-    return Choice(chosen, way.share, *refined(parts, way.share, path_of, objective))
+    return Choice(chosen, way.share, *refined(parts[way.matched], way.share, path_of, objective), way.matched)
+
+
+def _at(units: Sequence[Unit], some: Sequence[Unit]) -> tuple[int, ...]:
+    return tuple(sorted(units.index(u) for u in some))
 
 
 def _held(parts: Sequence[Part], paths: Sequence[list[int]], share: float, objective: str) -> Tensor:
@@ -241,15 +253,15 @@ def refined(parts: Sequence[Part], share: float, path_of: Path, objective: str) 
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
-def surest(tried: dict[Way, Tensor], known: Container[tuple[int, ...]] = ()) -> Way:
+def surest(tried: dict[Way, Tensor]) -> Way:
     """The best of all that are surely better than plain, or plain.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with. What
-    people do, the `known` sets, is taken instead where the best is ahead of it by less than half a standard error.
+    people do is taken instead where the best is ahead of it by less than half a standard error.
     """
     sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
     best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
-    usual = [w for w in sure if w.units in known and difference(tried[w], tried[best]) <= 0.5]
+    usual = [w for w in sure if not w.matched and difference(tried[w], tried[best]) <= 0.5]
     return min(usual or [best], key=lambda w: float(tried[w].mean()))
 
 
@@ -270,7 +282,7 @@ def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
     """A choice as stages with thresholds and temperatures from this pool."""
     if not choice.units:
         return laid(())
-    warm = table(pool, choice.units).temperatures
+    warm = temperatures_of(pool, choice.units) if choice.matched else None
     below = threshold(sureness(pool.plain, "margin"), choice.share)
     gate = Gate("margin", below, choice.share) if choice.share < 1 else None
     return laid(choice.units, gate, choice.weight, warm)
