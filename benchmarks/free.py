@@ -1,39 +1,51 @@
-"""Better answers for free? `python -m benchmarks.free --assets DIR [--nets resnet50 ...]`, on a quiet machine.
+"""What looks take in time: `python -m benchmarks.free --assets DIR [--nets resnet50 ...]`, on a quiet machine.
 
-The recipe that is tuned for a cost of 1.5 on all pictures of a network (the pools of `benchmarks.frontier`, `--cache`),
-over 32 of them in batches, against the plain eager forward of the same batches, in turns. `settled`: inside
-`with better.unchanged()`, where not every call looks for changes of the model. Writes benchmarks/free.csv, from which
-`python -m benchmarks.frontier_page` makes a section of docs/results-tune.md.
+Recipes over 32 pictures in batches, against the plain eager forward of the same batches, in turns: what is tuned for a
+cost of 1.5 on all pictures of a network (the pools of `benchmarks.frontier`, `--cache`) in batches of 1, 8 and 32, the
+other settings of the frontier in batches of 8. Writes benchmarks/free.csv, from which `python -m
+benchmarks.frontier_page` makes a section of docs/results-tune.md and the columns of time.
 """
 
 import argparse
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from benchmarks.frontier import merge_rows, pooled
-from benchmarks.frontier_page import FREE
+from benchmarks.frontier_page import FREE, TIMED
 from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
 from unstride.proof.benching import interleaved
-from unstride.recipe import Recipe
-from unstride.tuning.choose import choose, stages_of
+from unstride.recipe import Recipe, get
+from unstride.tuning.candidates import Unit, usual
+from unstride.tuning.choose import choose, laid, stages_of
+from unstride.tuning.pool import Pool
 from unstride.views.canvas import Canvas
 from unstride.views.policies import IDENTITY
 
-FIELDS = ("net", "pictures", "batch", "cost", "time", "settled", "what")
-CEILING, PICTURES = 1.5, 32
+FIELDS = ("net", "pictures", "batch", "setting", "cost", "time", "what")
+CEILINGS, PICTURES = (1.5, 4.0), 32
+
+
+def recipes(pool: Pool, units: list[Unit]) -> dict[str, tuple[Recipe, str]]:
+    """By the settings of the frontier, and their looks in words."""
+    found = {"default": (get("default"), str(get("default").stages[1]))}
+    for ceiling in CEILINGS:
+        choice = choose(pool, units, ceiling)
+        recipe = Recipe("tuned", stages=stages_of(choice, pool), merge=choice.merge)
+        found[f"tuned for {ceiling:g}"] = recipe, str(choice)
+    for name, some in usual(units).items():
+        found[name] = Recipe(stages=laid(some)), ", ".join(map(str, some))
+    return found
 
 
 def measure(assets: Path, net: str, cache: Path, batches: list[int], repeats: int) -> list[dict[str, object]]:
     name, pool, units, _ = pooled(assets, net, cache, None, "medium", 0)
-    choice = choose(pool, [u for u in units if u.view in pool.work], CEILING)
-    recipe = Recipe("tuned", stages=stages_of(choice, pool), merge=choice.merge)
+    asked = recipes(pool, [u for u in units if u.view in pool.work])
     found = real(assets, net, PICTURES)
     canvas = Canvas(torch.cat([c.pixels for c, _ in found.batches]), crop=found.batches[0][0].crop)
-    better = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe=recipe, task="classification")
+    plain = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain", task="classification")
     rows: list[dict[str, object]] = []
     for size in batches:
         parts = [canvas.rows(range(i, min(i + size, len(canvas)))) for i in range(0, len(canvas), size)]
@@ -44,21 +56,22 @@ def measure(assets: Path, net: str, cache: Path, batches: list[int], repeats: in
                 for images in seen:
                     found.model(images)
 
-        calls = {"time": _all(better, parts, False), "settled": _all(better, parts, True)}
-        _, times = interleaved(eager, calls, repeats)
-        costs = [cost for part in parts for cost in better.looks(part)[1]]
-        values = (name, len(canvas), size, sum(costs) / len(costs), *times.values(), str(choice))
-        told = (v if isinstance(v, str | int) else round(v, 3) for v in values)
-        rows.append(dict(zip(FIELDS, told, strict=True)))
-        print(rows[-1], flush=True)
+        timed = {
+            s: plain.with_options(recipe=r) for s, (r, _) in asked.items() if size == TIMED or s == "tuned for 1.5"
+        }
+        _, times = interleaved(eager, {s: _all(better, parts) for s, better in timed.items()}, repeats)
+        for setting, better in timed.items():
+            costs = [cost for part in parts for cost in better.looks(part)[1]]
+            numbers = (round(sum(costs) / len(costs), 3), round(times[setting], 3))
+            rows.append(dict(zip(FIELDS, (name, len(canvas), size, setting, *numbers, asked[setting][1]), strict=True)))
+            print(rows[-1], flush=True)
     return rows
 
 
-def _all(better: Enhanced, parts: list[Canvas], settled: bool) -> Callable[[], None]:
+def _all(better: Enhanced, parts: list[Canvas]) -> Callable[[], None]:
     def call() -> None:
-        with better.unchanged() if settled else contextlib.nullcontext():
-            for part in parts:
-                better(part)
+        for part in parts:
+            better(part)
 
     return call
 
@@ -67,8 +80,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
-    parser.add_argument("--nets", nargs="+", default=["resnet50", "efficientnet-lite0", "mobilenetv2"], choices=REAL)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--nets", nargs="+", default=list(REAL[:5]), choices=REAL)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, TIMED, 32])
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     for net in args.nets:

@@ -12,7 +12,9 @@ import argparse
 import csv
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,85 +31,91 @@ from unstride.procedure.looks import Merged
 from unstride.procedure.meaning import TASKS
 from unstride.procedure.stitch import sample
 from unstride.proof import measures, metrics
-from unstride.views.policies import parse_view
+from unstride.proof.benching import interleaved
+from unstride.views.policies import View, parse_view
 
 ROOT = Path(__file__).parent.parent
 ROWS, PAGE = ROOT / "docs" / "results-tasks.csv", ROOT / "docs" / "results-tasks.md"
-FIELDS = ("part", "net", "queries", "setting", "cost", "measure")
+FIELDS = ("part", "net", "queries", "setting", "cost", "time", "measure")
 FIELDS += ("value", "gain", "low", "high", "corrected", "corrupted")
 PLAIN, MIRROR = parse_view("plain"), parse_view("mirror")
 STATES = 4
-SETTINGS: dict[str, Callable[[bool, int], bool]] = {  # (is it mirrored, number of the state) -> is it taken
-    "plain": lambda mirrored, state: not mirrored and state == 0,
-    "flip": lambda mirrored, state: state == 0,
-    "near:2": lambda mirrored, state: not mirrored and state < 2,
-    "near:4": lambda mirrored, state: not mirrored,
-    "flip and near:4": lambda mirrored, state: not mirrored or state == 0,
-    "flip in near:4": lambda mirrored, state: True,
+TIMED = 8  # pictures of a batch that is timed
+SETTINGS = {  # how many states of the plain picture, of its mirror image and of a larger one are taken
+    "plain": (1, 0, 0),
+    "flip": (1, 1, 0),
+    "larger": (1, 0, 1),
+    "near:2": (2, 0, 0),
+    "flip and larger": (1, 1, 1),
+    "near:4": (4, 0, 0),
+    "flip and near:4": (4, 1, 0),
+    "flip in near:4": (4, 4, 0),
 }
+Views = tuple[View, View, View]
 
 
 # -------------------------------------------------------------------------------------------------------- neighbours
 
 
-def looks(better: unstride.Enhanced, images: Tensor, size: int = 50) -> dict[tuple[bool, int], Tensor]:
-    """(mirrored, state) -> vectors (N, C), of all pictures."""
-    found: dict[tuple[bool, int], list[Tensor]] = {}
+def looks(better: unstride.Enhanced, images: Tensor, size: int = 50) -> dict[tuple[View, int], Tensor]:
+    """View and number of the state -> vectors (N, C), of all pictures."""
+    found: dict[tuple[View, int], list[Tensor]] = {}
     for start in range(0, len(images), size):
         for p in better.explain(images[start : start + size]):
-            seen: dict[bool, int] = {False: 0, True: 0}
+            seen: Counter[View] = Counter()
             for v in p.states:
-                mirrored = v.view == MIRROR
-                found.setdefault((mirrored, seen[mirrored]), []).append(v.logits.flatten())
-                seen[mirrored] += 1
+                found.setdefault((v.view, seen[v.view]), []).append(v.logits.flatten())
+                seen[v.view] += 1
     return {look: torch.stack(vectors) for look, vectors in found.items()}
 
 
-def merged(found: dict[tuple[bool, int], Tensor], taken: Callable[[bool, int], bool]) -> Tensor:
+def merged(found: dict[tuple[View, int], Tensor], views: Views, counts: Sequence[int]) -> Tensor:
     out = Merged("directions", TASKS["embedding"])
-    for look, vectors in found.items():
-        if taken(*look):
+    taken = dict(zip(views, counts, strict=True))
+    for (view, state), vectors in found.items():
+        if state < taken[view]:
             out.add(len(vectors), list(range(len(vectors))), vectors, 1.0, 1.0)
     return F.normalize(out.logits())
 
 
-def cost(better: unstride.Enhanced, image: Tensor, taken: Callable[[bool, int], bool]) -> float:
-    """In plain forwards; states of one view share their prefixes."""
-    spent = 0.0
-    for mirrored in (False, True):
-        count = sum(taken(mirrored, state) for state in range(STATES))
-        if count:
-            stage = unstride.Stage((PLAIN,), f"near:{count}")
-            spent += better.with_options(stages=(stage,)).stage_costs(image)[-1]
-    return spent
+def stages(views: Views, counts: Sequence[int]) -> tuple[unstride.Stage, ...]:
+    """States of one view share their prefixes."""
+    return tuple(unstride.Stage((v,), f"near:{n}") for v, n in zip(views, counts, strict=True) if n)
 
 
-def neighbours(name: str, model: nn.Module, gallery: Any, queries: Any, k: int) -> Iterator[dict[str, Any]]:
+def neighbours(
+    name: str, model: nn.Module, gallery: Any, queries: Any, k: int, larger: str
+) -> Iterator[dict[str, Any]]:
     (near, near_labels), (far, labels) = gallery, queries
-    stage = unstride.Stage((PLAIN, MIRROR), f"near:{STATES}")
-    better = unstride.enhance(model, near[:1], recipe=unstride.Recipe(task="embedding", stages=(stage,)))
+    views = (PLAIN, MIRROR, parse_view(larger))
+    every = stages(views, (STATES, STATES, 1))
+    better = unstride.enhance(model, near[:1], recipe=unstride.Recipe(task="embedding", stages=every))
     one, other = looks(better, near), looks(better, far)
+    asked = {s: better.with_options(stages=stages(views, counts)) for s, counts in SETTINGS.items()}
+    times = timed(model, near[:TIMED], {s: mine for s, mine in asked.items() if s != "plain"})
     right: dict[str, Any] = {}
-    for setting, taken in SETTINGS.items():
-        cosine = merged(other, taken) @ merged(one, taken).T
+    for setting, counts in SETTINGS.items():
+        cosine = merged(other, views, counts) @ merged(one, views, counts).T
         votes = near_labels[cosine.topk(k, 1).indices]
         right[setting] = (measures.voted(votes) == labels).numpy()
         change = right[setting].astype(np.float64) - right["plain"]
-        low, high = metrics.bootstrap(change)
-        yield {
-            "part": "neighbours",
-            "net": name,
-            "queries": len(labels),
-            "setting": setting,
-            "cost": cost(better, near[:1], taken),
-            "measure": f"{k}-NN accuracy",
-            "value": float(right[setting].mean()),
-            "gain": float(change.mean()),
-            "low": low,
-            "high": high,
-            "corrected": int((change > 0).sum()),
-            "corrupted": int((change < 0).sum()),
-        }
+        spent = asked[setting].stage_costs(near[:1])[-1], times.get(setting, 1.0)
+        counted = {"corrected": int((change > 0).sum()), "corrupted": int((change < 0).sum())}
+        yield row("neighbours", name, setting, spent, f"{k}-NN accuracy", right[setting], change) | counted
+
+
+def row(
+    part: str, net: str, setting: str, spent: tuple[float, float], measure: str, values: Any, change: Any
+) -> dict[str, Any]:
+    """A setting's mean and its gain over plain, with cost and time."""
+    low, high = metrics.bootstrap(change)
+    told = (part, net, len(values), setting, *spent, measure, float(np.mean(values)), float(change.mean()), low, high)
+    return dict(zip(FIELDS, (*told, "", ""), strict=True))
+
+
+def timed(model: nn.Module, x: Tensor, calls: Mapping[str, Callable[[Tensor], Any]]) -> dict[str, float]:
+    """Of each call over the plain eager forward of the same pictures, in turns."""
+    return interleaved(lambda: model(x), {name: partial(call, x) for name, call in calls.items()}, 3)[1]
 
 
 def headless(model: nn.Module, attribute: str) -> nn.Module:
@@ -129,7 +137,7 @@ def of_cifar(depth: int) -> Callable[[Path, float], Iterator[dict[str, Any]]]:
     def rows(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
         bench = nets.cifar(assets, depth)
         parts = some(bench.fit, round(5000 * scale)), some(bench.test, round(5000 * scale))
-        yield from neighbours(bench.name, headless(bench.model, "linear"), *parts, 20)
+        yield from neighbours(bench.name, headless(bench.model, "linear"), *parts, 20, "1.125x")
 
     return rows
 
@@ -140,7 +148,7 @@ def of_imagenet(name: str, attribute: str, stats: Any) -> Callable[[Path, float]
         zips = ("val_1k_256.zip", "val_1k_b_256.zip")
         pairs = [nets.zipped(folder / z, stats, round(1000 * scale)) for z in zips]
         assert torch.equal(pairs[0][1], pairs[1][1])  # a picture of each class in the gallery, another as the query
-        yield from neighbours(f"ImageNet {name}", model, *pairs, 1)
+        yield from neighbours(f"ImageNet {name}", model, *pairs, 1, "1.15x")
 
     return rows
 
@@ -238,7 +246,9 @@ def dense(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
     model.load_state_dict(weights, strict=False)
     train, test = (frames(assets, s, max(4, round(n * scale))) for s, n in (("train", 60), ("test", 40)))
     scores: dict[str, dict[str, Any]] = {}
-    for way in ways(model.eval(), train[0][:1]):
+    every = ways(model.eval(), train[0][:1])
+    times = timed(model, test[0][:1], {name: see for name, _, see in every})
+    for way in every:
         parts = list(labelled(way, *train, 300))
         classify = probe((torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])))
         right = {"pixel accuracy": [], "boundary accuracy": []}
@@ -249,21 +259,8 @@ def dense(assets: Path, scale: float) -> Iterator[dict[str, Any]]:
         scores[way[0]] = right
         for measure, values in right.items():
             change = np.array(values) - np.array(scores["plain, bilinear"][measure])
-            low, high = metrics.bootstrap(change)
-            yield {
-                "part": "dense features",
-                "net": "MobileNetV2, stride 16, CamVid",
-                "queries": len(values),
-                "setting": way[0],
-                "cost": way[1],
-                "measure": measure,
-                "value": float(np.mean(values)),
-                "gain": float(change.mean()),
-                "low": low,
-                "high": high,
-                "corrected": "",
-                "corrupted": "",
-            }
+            net = "MobileNetV2, stride 16, CamVid"
+            yield row("dense features", net, way[0], (way[1], times[way[0]]), measure, values, change)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -277,8 +274,8 @@ def page(rows: list[dict[str, str]]) -> str:
         "",
         "Made by `python -m benchmarks.tasks --assets DIR` (the networks and pictures are not in the project); the "
         "rows are in `results-tasks.csv`. Gains are paired, with 95 % bootstrap intervals over queries, or over "
-        "frames. Cost is in plain forwards. `--scale` says how many pictures are taken; each heading says how many "
-        "were, and intervals over few of them are wide.",
+        "frames. Cost is in plain forwards, time over the plain eager forward, in turns. `--scale` says how many "
+        "pictures are taken; each heading says how many were, and intervals over few of them are wide.",
     ]
     for part, words in (("neighbours", NEIGHBOURS), ("dense features", DENSE)):
         lines += ["", f"## {part.capitalize()}", "", words]
@@ -286,7 +283,7 @@ def page(rows: list[dict[str, str]]) -> str:
         for net, measure in dict.fromkeys((r["net"], r["measure"]) for r in mine):
             chosen = [r for r in mine if (r["net"], r["measure"]) == (net, measure)]
             lines += ["", f"### {net}, {measure}, {int(chosen[0]['queries']):,} {UNITS[part]}", ""]
-            lines += ["| setting | cost | % | gain, points | verdict |", "|---|---|---|---|---|"]
+            lines += ["| setting | cost | time | % | gain, points | verdict |", "|---|---|---|---|---|---|"]
             lines += [_line(r) for r in chosen]
             lines += ["", _in_short(chosen)]
     return "\n".join(lines) + "\n"
@@ -336,8 +333,9 @@ def _answer(rows: list[dict[str, str]]) -> str:
         return f"{sum(_verdict(r) == 'helps' for r in mine)} of {len(mine)}"
 
     near, dense = "neighbours", "dense features"
-    told = f"Neighbours: a flip helps measurably in {often(near, 'flip')} rows, near states without one in "
-    told += f"{often(near, 'near')}. Dense features: stitched to a finer grid in {often(dense, 'stitched')}, a larger "
+    told = f"Neighbours: a flip helps measurably in {often(near, 'flip')} rows, a larger look in "
+    told += f"{often(near, 'larger')}, near states in {often(near, 'near')}. "
+    told += f"Dense features: stitched to a finer grid in {often(dense, 'stitched')}, a larger "
     return told + f"input in {often(dense, 'larger')}. Where an interval covers zero, nothing was shown."
 
 
@@ -345,7 +343,8 @@ def _line(r: dict[str, str]) -> str:
     gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
     told = "" if float(r["cost"]) == 1 else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
     verdict = _verdict(r) if told else ""
-    return f"| {r['setting']} | {float(r['cost']):.2f} | {100 * float(r['value']):.2f} | {told} | {verdict} |"
+    spent = f"{float(r['cost']):.2f} | {float(r['time']):.2f}"
+    return f"| {r['setting']} | {spent} | {100 * float(r['value']):.2f} | {told} | {verdict} |"
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import unstride
 from benchmarks import phantoms
 from unstride import Enhanced, Gate, Recipe, Stage
+from unstride.proof.benching import interleaved
 from unstride.proof.metrics import bootstrap
 from unstride.recipe import get
 from unstride.views.policies import IDENTITY, View, parse_view
@@ -31,7 +33,7 @@ EIGHT, PLAIN = "eight mirrors", "plain"
 CEILING = 3.0  # the goal: the quality of eight mirrors at three forwards
 KINDS = {"volumes": "segmentation", "atlas": "segmentation", "signals": "classification"}
 RIM = 4  # voxels along the sides of a block that do not count as inside
-FIELDS = ["kind", "setting", "looks", "cost", "score", "gain", "low", "high"]
+FIELDS = ["kind", "setting", "looks", "cost", "time", "score", "gain", "low", "high"]
 FIELDS += ["against_eight", "eight_low", "eight_high", "inside", "inside_gain", "inside_low", "inside_high"]
 
 
@@ -42,6 +44,7 @@ class Row:
     kind: str
     setting: str
     looks: int
+    time: float  # over the plain eager forward
     scores: np.ndarray
     costs: np.ndarray
     inside: np.ndarray  # of what lies `RIM` voxels and more from the sides; of signals nothing
@@ -104,13 +107,18 @@ def measured(kind: str, model: nn.Module, test: tuple[Tensor, Tensor], spare: Te
     space = better.plan.found.space
     last = len(space.rates)
     late = tuple(space.zero.at(last, s) for s in space.natural(last))
-    rows = []
+    asked = {}
     for name, stages in settings(kind, late).items():
         merge = "probabilities" if task == "segmentation" else "logits"
-        asked = better.with_options(recipe=Recipe(name, task, stages, merge=merge))
+        asked[name] = better.with_options(recipe=Recipe(name, task, stages, merge=merge))
         if any(s.gate is not None and s.gate.below is None for s in stages):
-            asked.calibrate(spare)
-        rows.append(_row(kind, name, asked, score, x, y, together))
+            asked[name].calibrate(spare)
+    few, rows = x[: 4 * together], []
+    with torch.no_grad():
+        calls = {name: partial(mine, few) for name, mine in asked.items() if name != PLAIN}
+        times = {PLAIN: 1.0} | interleaved(partial(model, few), calls, 3)[1]
+    for name, mine in asked.items():
+        rows.append(_row(kind, name, mine, score, x, y, together, times[name]))
         print(f"{kind}: {name}: {rows[-1].scores.mean():.4f} at {rows[-1].cost:.2f}", flush=True)
     return rows
 
@@ -123,6 +131,7 @@ def _row(
     x: Tensor,
     y: Tensor,
     together: int,
+    time: float,
 ) -> Row:
     scores: list[float] = []
     costs: list[float] = []
@@ -135,7 +144,7 @@ def _row(
         inside += score(logits[(..., *core)], y[part][(..., *core)]) if kind != "signals" else []
         costs += cost
     looks = max(1, len({(v, s) for stage in better.recipe.stages for v in stage.views for s in _states(better, stage)}))
-    return Row(kind, name, looks, np.array(scores), np.array(costs), np.array(inside))
+    return Row(kind, name, looks, time, np.array(scores), np.array(costs), np.array(inside))
 
 
 def _states(better: Enhanced, stage: Stage) -> tuple[object, ...]:
@@ -147,7 +156,7 @@ def joined(parts: list[list[Row]]) -> list[Row]:
 
     def whole(same: tuple[Row, ...]) -> Row:
         values = {name: np.concatenate([getattr(r, name) for r in same]) for name in ("scores", "costs", "inside")}
-        return replace(same[0], **values)
+        return replace(same[0], time=float(np.mean([r.time for r in same])), **values)
 
     return [whole(same) for same in zip(*parts, strict=True)]
 
@@ -164,19 +173,19 @@ def cells(row: Row, rows: list[Row]) -> dict[str, object]:
     nothing = ("", "", "")
     to_eight = compared(row, eight) if eight is not None else nothing
     inside = (float(row.inside.mean()), *compared(row, base, "inside")) if len(row.inside) else ("", *nothing)
-    values = [row.kind, row.setting, row.looks, row.cost, float(row.scores.mean()), *compared(row, base)]
+    values = [row.kind, row.setting, row.looks, row.cost, row.time, float(row.scores.mean()), *compared(row, base)]
     return dict(zip(FIELDS, [*values, *to_eight, *inside], strict=True))
 
 
 def table(rows: list[Row], what: str) -> list[str]:
     plain, eight = rows[0], next((r for r in rows if r.setting == EIGHT), None)
-    heads = ["setting", "looks", "cost", f"{what} %", "gain", "verdict"]
+    heads = ["setting", "looks", "cost", "time", f"{what} %", "gain", "verdict"]
     heads += ["against eight mirrors", "inside %", "gain inside"] if eight else []
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in sorted(rows, key=lambda r: (r.setting != PLAIN, r.cost)):
         gain, low, high = compared(row, plain)
         said = "" if row is plain else "helps" if low > 0 else "hurts" if high < 0 else "no measurable effect"
-        shown = [row.setting, str(row.looks), f"{row.cost:.2f}", f"{100 * row.scores.mean():.2f}"]
+        shown = [row.setting, str(row.looks), f"{row.cost:.2f}", f"{row.time:.2f}", f"{100 * row.scores.mean():.2f}"]
         shown += ["" if row is plain else _points(gain, low, high), said]
         if eight is not None:
             shown.append("" if row is eight else _points(*compared(row, eight)))
@@ -215,10 +224,20 @@ def in_short(rows: dict[str, list[Row]]) -> str:
     """What came out, in three sentences."""
     mirrored = [r for kind in ABOUT if kind in rows for r in [rows[kind]]]
     met = sum("the goal is not met" not in told(r) for r in mirrored)
-    words = f"The quality of eight mirrors at {CEILING:g} forwards is reached on {met} of {len(mirrored)} data sets: "
-    words += "a mirror is the first look to add on volumes, near states help on some and hurt on others, at the border "
-    words += "of a block. Eight mirrors where the network is unsure, and only there, cost less than half of all eight. "
-    return words + "A signal must not be reversed; near states help it."
+    words = f"The quality of eight mirrors at {CEILING:g} forwards is reached on {met} of {len(mirrored)} data sets. "
+    words += (
+        f"On volumes a mirror {counted(mirrored, 'mirror')}, four near states {counted(mirrored, '4 near states')}. "
+    )
+    signals = [rows["signals"]] if "signals" in rows else []
+    words += f"On signals four near states {counted(signals, '4 near states')}, "
+    return words + f"their reverse {counted(signals, 'reversed, too')}."
+
+
+def counted(kinds: list[list[Row]], setting: str) -> str:
+    """On how many data sets a setting is measurably better and worse than plain."""
+    gains = [compared(next(r for r in rows if r.setting == setting), rows[0]) for rows in kinds]
+    better, worse = sum(low > 0 for _, low, _ in gains), sum(high < 0 for _, _, high in gains)
+    return f"helps on {better} and hurts on {worse} of {len(gains)}"
 
 
 NET = "MONAI's UNet with 16, 32 and 64 channels, trained with random mirroring along every axis, as nnU-Net does. "
@@ -246,7 +265,8 @@ def page(rows: dict[str, list[Row]], about: str) -> str:
         "Made by `python -m benchmarks.volumes`; the rows are in `results-3d.csv`. **Nearly all of it is synthetic**, "
         "drawn by the program (`benchmarks/phantoms.py`); only the anatomy of the atlas is real. Networks are small, "
         "and were trained here. Gains are paired over the test examples, in points, with 95 % bootstrap intervals; "
-        "cost is in MACs of a plain forward. " + about,
+        "cost is in MACs of a plain forward, time over the plain eager forward, in turns. Mirrors are what people do "
+        "on volumes. " + about,
     ]
     for kind, (title, text) in ABOUT.items():
         if kind in rows:
@@ -268,9 +288,11 @@ def kept(kind: str, seed: int, args: argparse.Namespace) -> list[Row]:
     path = args.work / f"rows-{kind}-{seed}-{args.epochs}-{args.count}-{args.test}.json"
     if not path.exists():
         rows = one_network(kind, seed, args)
-        plain = [[r.kind, r.setting, r.looks, *(v.tolist() for v in (r.scores, r.costs, r.inside))] for r in rows]
+        plain = [
+            [r.kind, r.setting, r.looks, r.time, *(v.tolist() for v in (r.scores, r.costs, r.inside))] for r in rows
+        ]
         path.write_text(json.dumps(plain))
-    return [Row(*row[:3], *map(np.array, row[3:])) for row in json.loads(path.read_text())]
+    return [Row(*row[:4], *map(np.array, row[4:])) for row in json.loads(path.read_text())]
 
 
 def one_network(kind: str, seed: int, args: argparse.Namespace) -> list[Row]:
