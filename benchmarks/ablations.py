@@ -8,6 +8,7 @@ there already is not measured again), and docs/results-ablations.md; `--page` ma
 import argparse
 import csv
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -21,6 +22,7 @@ from unstride.enhanced import Enhanced
 from unstride.learning.fitting import fit
 from unstride.procedure.gates import Stage
 from unstride.procedure.temperature import nll
+from unstride.proof.benching import interleaved
 from unstride.proof.metrics import bootstrap
 from unstride.recipe import Recipe, get
 from unstride.views.policies import parse_view
@@ -28,14 +30,15 @@ from unstride.views.policies import parse_view
 ROWS = Path(__file__).with_suffix(".csv")
 PAGE = ROWS.parent.parent / "docs" / "results-ablations.md"
 FIELDS = ("net", "pictures", "table", "setting", "cost", "accuracy", "gain", "low", "high", "nll", "warm")
-FIELDS += ("likelier", "likelier_low", "likelier_high")
+FIELDS += ("likelier", "likelier_low", "likelier_high", "time")
 BUDGET, BUDGETS = 6, (2, 4, 10, 15)
-TOGETHER = 50
+TOGETHER, TIMED = 50, 8  # pictures of a batch, and of one that is timed
 FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT = (
     "Which states first", "How they are weighed, and where they are merged", "Align and border",
     "Layers that are searched", "Learned aggregation", "How many states",
 )  # fmt: skip
 NETS = {"cifar20": "CIFAR-10 ResNet-20", "cifar56": "CIFAR-10 ResNet-56", "mobilenetv2": "ImageNet MobileNetV2"}
+ATTENTION = {f"attention, {criterion} criterion": criterion for criterion in ("entropy", "learned")}
 FIT = {"cifar20": 2000, "cifar56": 1000, "mobilenetv2": 200}  # training images that the attention is fitted on
 
 
@@ -101,8 +104,8 @@ def learned(better: Enhanced, net: str, found: Bench) -> Iterator[tuple[str, str
             fitted.append(own)
         return fitted[0].with_options(aggregate="attention", criterion=criterion)
 
-    for criterion in ("entropy", "learned"):
-        yield LEARNED, f"attention, {criterion} criterion", lambda criterion=criterion: attention(criterion)
+    for setting, criterion in ATTENTION.items():
+        yield LEARNED, setting, lambda criterion=criterion: attention(criterion)
 
 
 def measure(found: Bench, net: str) -> None:
@@ -120,7 +123,7 @@ def measure(found: Bench, net: str) -> None:
         values = (found.name, len(labels), table, setting, cost, float(right.double().mean()), change.mean())
         values += (*bootstrap(change), float(nll(logits, labels).mean()), float(warmed.mean()), likelier.mean())
         add({k: str(v if isinstance(v, str | int) else round(float(v), 5)) for k, v in zip(
-            FIELDS, (*values, *bootstrap(likelier)), strict=True)})  # fmt: skip
+            FIELDS, (*values, *bootstrap(likelier), "1.0" if setting == "plain" else ""), strict=True)})  # fmt: skip
 
     def run(one: Enhanced) -> tuple[Tensor, float]:
         parts = [one.looks(part) for part in images.split(TOGETHER)]
@@ -138,15 +141,31 @@ def measure(found: Bench, net: str) -> None:
     for table, setting, made in learned(better, net, found):
         if (table, setting) not in have:
             put(table, setting, *run(made()))
+    clock(found, better)
+
+
+def clock(found: Bench, better: Enhanced) -> None:
+    """The time of every row that has none, over the plain eager forward, in turns; learning does not change it."""
+    few = found.test[0][:TIMED]
+    asked = {(t, s): better.with_options(recipe=recipe) for t, s, recipe in settings(better, few)}
+    paper = better.with_options(recipe=get("paper").changed(budget=BUDGET))
+    asked |= {(LEARNED, s): paper.with_options(aggregate="attention", criterion=c) for s, c in ATTENTION.items()}
+    without = [r for r in rows(ROWS) if r["net"] == found.name and r["setting"] != "plain" and not r["time"]]
+    calls = {f"{r['table']}, {r['setting']}": partial(asked[r["table"], r["setting"]], few) for r in without}
+    with torch.no_grad():
+        times = interleaved(partial(found.model, few), calls, 3)[1] if calls else {}
+    for r in without:
+        add(r | {"time": str(round(times[f"{r['table']}, {r['setting']}"], 3))})
 
 
 def add(row: Row) -> None:
     """In the place of an older row of the same setting."""
-    kept = [r for r in rows(ROWS) if any(r[k] != row[k] for k in ("net", "table", "setting"))]
+    have, key = rows(ROWS), tuple(row[k] for k in ("net", "table", "setting"))
+    at = next((i for i, r in enumerate(have) if (r["net"], r["table"], r["setting"]) == key), len(have))
     with ROWS.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
-        writer.writerows([*kept, row])
+        writer.writerows([*have[:at], row, *have[at + 1 :]])
     print(row, flush=True)
 
 
@@ -161,7 +180,8 @@ def page(found: Sequence[Row]) -> str:
     out += [
         f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
         "Gains are over plain on the same pictures, with 95 % intervals; NLL, warm is after one temperature that was",
-        "fitted on the other half. Cost is in plain forwards. The attention was fitted on training images",
+        "fitted on the other half. Cost is in plain forwards, time over the plain eager forward of eight pictures, in",
+        "turns. The attention was fitted on training images",
         "("
         + ", ".join(f"{FIT[k]:,} of {title}" for k, title in NETS.items() if title in nets)
         + "), as `unstride fit` does",
@@ -171,8 +191,13 @@ def page(found: Sequence[Row]) -> str:
         beside("results-ablations.md"),
     ]
     for table in (FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT):
-        out += ["", f"## {table}", "", "| network | | cost | accuracy % | gain | NLL | NLL, warm | warm NLL falls by |"]
-        out.append("|---" * 8 + "|")
+        out += [
+            "",
+            f"## {table}",
+            "",
+            "| network | | cost | time | accuracy % | gain | NLL | NLL, warm | warm NLL falls by |",
+        ]
+        out.append("|---" * 9 + "|")
         for net in nets:
             mine = [r for r in found if r["net"] == net and r["table"] in ("", table)]
             first = {s: k for k, s in enumerate(dict.fromkeys(r["setting"] for r in mine))}
@@ -184,7 +209,8 @@ def line(r: Row) -> str:
     gain = f"{100 * float(r['gain']):+.2f} [{100 * float(r['low']):+.2f}, {100 * float(r['high']):+.2f}]"
     falls = f"{float(r['likelier']):+.4f} [{float(r['likelier_low']):+.4f}, {float(r['likelier_high']):+.4f}]"
     gain, falls = ("", "") if r["setting"] == "plain" else (gain, falls)
-    cells = (r["net"], r["setting"], f"{float(r['cost']):.2f}", f"{100 * float(r['accuracy']):.2f}", gain)
+    time = f"{float(r['time']):.2f}" if r["time"] else ""
+    cells = (r["net"], r["setting"], f"{float(r['cost']):.2f}", time, f"{100 * float(r['accuracy']):.2f}", gain)
     return "| " + " | ".join((*cells, f"{float(r['nll']):.4f}", f"{float(r['warm']):.4f}", falls)) + " |"
 
 

@@ -9,6 +9,7 @@ goes on where it was, and all methods are fitted and judged on the same logits.
 import argparse
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -326,36 +327,41 @@ measured on.
 """
 
 
+def kept(page: Path | None) -> tuple[dict[str, str], str]:
+    """Sections of networks that are on the page already, by their names, and what its words say of training images."""
+    text = page.read_text(encoding="utf-8") if page is not None and page.exists() else ""
+    parts = [f"## {part}".strip() for part in text.split("\n## ")[1:] if " policy (n = " in part.splitlines()[0]]
+    known = re.search(r"net gets (.+?) of those right", text)
+    return {part[3:].split(",")[0]: part for part in parts}, known[1] if known else "?"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/tta"))
     parser.add_argument("--nets", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--out", type=Path, default=None, help="where to write the page (default: print it)")
+    parser.add_argument("--out", type=Path, default=None, help="the page; sections of other networks on it stay")
     args = parser.parse_args()
     torch.set_num_threads(1)
     args.cache.mkdir(parents=True, exist_ok=True)
-    body: list[str] = []
-    known: list[str] = []
+    sections, known = kept(args.out)
     for name in args.nets:
         case = CASES[name]
         bench = case.load(args.assets)
         fit = see(case, name, bench, bench.fit, "fit", args.cache) if case.fit else None
         test = see(case, name, bench, bench.test, "test", args.cache)
-        body += ["", f"## {bench.name}, `{case.policy}` policy (n = {len(test.labels)})"]
+        body = [f"## {bench.name}, `{case.policy}` policy (n = {len(test.labels)})"]
         learned = [m for m in METHODS if methods.get(m).learned]
         if fit is not None:
-            known.append(f"{100 * score(fit.views[0], fit.labels).top1.mean():.1f} %")
+            known = f"{100 * score(fit.views[0], fit.labels).top1.mean():.1f} %"
             body += ["", f"### Fitted on {len(fit.labels)} training images", "", *table(case, test, fit, METHODS)]
             body += ["", "### Cross-fitted on test images", "", *table(case, test, None, learned)]
         else:
             body += ["", "### Learned methods cross-fitted on test images", "", *table(case, test, None, METHODS)]
         body += ["", "### What it costs, all views run", "", *costs(case, test, clock(case, name, bench, args.cache))]
-    command = "python -m benchmarks.tta --assets DIR" + (
-        "" if args.nets == list(CASES) else f" --nets {' '.join(args.nets)}"
-    )
-    page = INTRO.format(command=command, pool=POOL, alone=ALONE, known=" and ".join(known))
-    page += "\n".join(["", beside("results-tta.md"), *body]) + "\n"
+        sections[bench.name] = "\n".join(body)
+    page = INTRO.format(command="python -m benchmarks.tta --assets DIR", pool=POOL, alone=ALONE, known=known)
+    page += "\n" + "\n\n".join([beside("results-tta.md"), *sections.values()]) + "\n"
     give(page, args.out)
 
 
