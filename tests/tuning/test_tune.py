@@ -1,5 +1,7 @@
 """Tuning: what it promises holds on pictures it has not seen, and it may answer "plain"."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -68,6 +70,18 @@ def test_what_people_do_is_tried_behind_the_gate_that_spends_the_ceiling(monkeyp
     assert chosen.units == tuple(UNITS[:3]) and chosen.share == 0.4
 
 
+@pytest.mark.parametrize(("loud", "matched"), [(1.0, False), (3.0, True)])
+def test_what_people_do_is_taken_as_they_do_it_unless_a_view_is_too_loud(loud, matched, monkeypatch):
+    """Just the mean of both where that is as good; a view that drowns the plain one is brought to its temperature."""
+    monkeypatch.setattr("unstride.tuning.choose.greedy", lambda *_: [])
+    pool = made_up(800, 0, 1.0)
+    pool = dataclasses.replace(pool, logits=torch.cat([pool.logits[:1], loud * pool.logits[1:2], pool.logits[2:]]))
+    chosen = choose(pool, UNITS[:1], 2.0)
+    assert chosen.units == (UNITS[0],) and chosen.matched == matched
+    own = stages_of(chosen, pool)[1].temperatures
+    assert own == () if not matched else 2 < own[0] < 5
+
+
 def test_it_leaves_alone_what_cannot_be_improved():
     chosen = [choose(made_up(300, seed, 0.0), UNITS, 3.0) for seed in range(10)]
     assert all(len(c.units) <= 1 for c in chosen)
@@ -97,6 +111,7 @@ def test_the_verdict_says_what_to_do():
     assert "up to a cost of 1.25 it is proved" in verdict(poor, False, 1, ceilings, None)
     assert verdict(good, False, 0, ceilings, None).startswith("most likely use it")
     assert verdict(poor, False, 0, ceilings, 0.1).startswith("leave it alone")
+    assert verdict(certify(0, 0, 1000), False, 2, ceilings, None).startswith("leave it off: no answer changed on 1000")
 
 
 def test_the_exact_interval():

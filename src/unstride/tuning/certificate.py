@@ -166,6 +166,8 @@ def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float]
         return f"leave it alone: {proof}, which is more than the guard of {guard:g} {proof.unit} allows"
     if nothing:
         return f"leave it alone: no look at a cost of {ceilings[-1]:g} or less was surely better than plain here"
+    if not proof.changed:
+        return f"leave it off: {proof}; only how sure it is may be better, see the likelihood"
     if shown == len(ceilings):
         return f"use it: {proof}"
     known = f"; up to a cost of {ceilings[shown - 1]:g} it is proved" if shown else ""

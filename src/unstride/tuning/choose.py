@@ -9,7 +9,7 @@ that is about as good; it may be "plain".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -171,7 +171,7 @@ def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, me
 class Way:
     """How `steps` units are come by: the first of the greedy order, or a set of `units` that is tried as it is.
 
-    What is not `matched` is what people do as they do it: the mean of what all views say, each as loud as it is.
+    What people do is not `matched`, the mean of all views as loud as they are, unless that is surely worse.
     """
 
     steps: int = 0
@@ -198,14 +198,18 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts[True]]
         for steps in range(1, min(map(len, paths)) + 1):
             tried[Way(steps, share)] = _held(parts[True], [path[:steps] for path in paths], share, objective)
-    known = {_at(units, some) for some in usual(list(units)).values()}
-    others = known | {_at(units, some) for some in balanced(list(units))}
-    for some, matched in [*((some, False) for some in sorted(known)), *((some, True) for some in sorted(others))]:
+    known, others = (
+        {tuple(sorted(units.index(u) for u in some)) for some in found}
+        for found in (usual(list(units)).values(), balanced(list(units)))
+    )
+    for some in sorted(known | others):
         share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
-        if share >= SHARES[0]:  # behind the gate where it just spends the ceiling
-            paths = [list(some)] * FOLDS
-            tried[Way(len(some), share, some, matched)] = _held(parts[matched], paths, share, objective)
-    way = surest(tried)
+        if share < SHARES[0]:  # behind the gate where it just spends the ceiling
+            continue
+        loud, warm = (_held(parts[m], [list(some)] * FOLDS, share, objective) for m in (False, True))
+        matched = some not in known or difference(loud, warm) > 2.0
+        tried[Way(len(some), share, some, matched)] = warm if matched else loud
+    way = surest(tried, known)
     if way == PLAIN:
         return Choice()
 
@@ -214,10 +218,6 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
 
     chosen = tuple(units[u] for u in path_of(whole))
     return Choice(chosen, way.share, *refined(parts[way.matched], way.share, path_of, objective), way.matched)
-
-
-def _at(units: Sequence[Unit], some: Sequence[Unit]) -> tuple[int, ...]:
-    return tuple(sorted(units.index(u) for u in some))
 
 
 def _held(parts: Sequence[Part], paths: Sequence[list[int]], share: float, objective: str) -> Tensor:
@@ -253,15 +253,15 @@ def refined(parts: Sequence[Part], share: float, path_of: Path, objective: str) 
     return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
 
 
-def surest(tried: dict[Way, Tensor]) -> Way:
+def surest(tried: dict[Way, Tensor], known: Container[tuple[int, ...]] = ()) -> Way:
     """The best of all that are surely better than plain, or plain.
 
     A single further look is believed after one standard error, more of them after two: there are more to err with. What
-    people do is taken instead where the best is ahead of it by less than half a standard error.
+    people do, the `known` sets, is taken instead where the best is ahead of it by less than half a standard error.
     """
     sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
     best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
-    usual = [w for w in sure if not w.matched and difference(tried[w], tried[best]) <= 0.5]
+    usual = [w for w in sure if w.units in known and difference(tried[w], tried[best]) <= 0.5]
     return min(usual or [best], key=lambda w: float(tried[w].mean()))
 
 
