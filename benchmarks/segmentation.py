@@ -317,11 +317,11 @@ def beside() -> list[str]:
         "From [the frontier of segmentation](results-segmentation-frontier.md), on the same frames of CamVid and on"
     ]
     out += ["other parts of VOC's pictures; mIoU over a sample of their pixels.", ""]
-    out += ["| network (pictures) | setting | cost | mIoU % | gain in mIoU, 95 % interval |", "|---|---|---|---|---|"]
+    out += ["| network (pictures) | setting | cost | time | mIoU % | gain in mIoU, 95 % interval |", "|---" * 6 + "|"]
     for r in rows:
         gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
         told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-        cells = (f"{r['net']} ({r['pictures']})", r["setting"], f"{float(r['cost']):.2f}")
+        cells = (f"{r['net']} ({r['pictures']})", r["setting"], *(f"{float(r[k]):.2f}" for k in ("cost", "time")))
         out.append("| " + " | ".join((*cells, f"{100 * float(r['miou']):.2f}", told)) + " |")
     return out
 

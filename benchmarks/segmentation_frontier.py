@@ -8,7 +8,7 @@ docs/results-segmentation-frontier.csv, a row per network and setting, and the p
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from benchmarks.frontier import merge_rows
 from benchmarks.segmentation import FRONTIER, Scenes, near_boundary, voc
 from unstride.jobs.distributed import world
 from unstride.procedure.calibrate import threshold
-from unstride.procedure.gates import Gate
+from unstride.procedure.gates import Gate, Stage
+from unstride.proof.benching import interleaved
 from unstride.proof.metrics import IGNORE, Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe
 from unstride.tuning.candidates import Unit, candidates
@@ -44,17 +45,19 @@ PAGE = FRONTIER.with_suffix(".md")
 FIELDS = ("net", "pictures", "setting", "cost", "miou", "gain", "low", "high")
 FIELDS += ("band_miou", "band_gain", "band_low", "band_high", "aacc", "what", "iou", "note")
 FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a flip
+FIELDS += ("time",)  # over the plain eager forward, of whole recipes
+TIMED = 4  # pictures, one at a time
 
 HEAD = """
 # The frontier of segmentation
 
 {answers}
 
-mIoU at each cost, in plain forwards: what people do, near states, and what `unstride tune` chooses, looking again at
-whole pictures or only at tiles where the margin is small ([tuning](tuning.md)). Made by
-`python -m benchmarks.segmentation_frontier --assets DIR --nets DIR` (networks and pictures are not part of this
-project); the rows are in `results-segmentation-frontier.csv`. Align and stitch in the paper's search, with and without
-a flip, are in [results on real networks](results-segmentation.md).
+mIoU at each cost, in plain forwards by MACs, and time over the plain eager forward, one picture at a time: what people
+do, near states, and what `unstride tune` chooses, looking again at whole pictures or only at tiles where the margin is
+small ([tuning](tuning.md)). Made by `python -m benchmarks.segmentation_frontier --assets DIR --nets DIR` (networks and
+pictures are not part of this project); the rows are in `results-segmentation-frontier.csv`. Align and stitch in the
+paper's search, with and without a flip, are in [results on real networks](results-segmentation.md).
 
 mIoU comes from one confusion matrix over a sample of 6,000 labelled pixels of each picture, the same for all rows;
 intervals are paired bootstrap intervals over pictures. The band is all pixels with another label within 3 pixels (VOC:
@@ -133,11 +136,15 @@ class Outcome:
     band: Integers
     costs: Tensor
     what: str = ""
+    stages: tuple[Stage, ...] = ()  # what runs it, where that is timed
 
     @classmethod
-    def of(cls, setting: str, pool: Pixels, band: Tensor, p: Tensor, costs: Tensor, what: str = "") -> "Outcome":
+    def of(
+        cls, setting: str, pool: Pixels, band: Tensor, p: Tensor, costs: Tensor, what: str = "",
+        stages: tuple[Stage, ...] = (),
+    ) -> "Outcome":  # fmt: skip
         kept = replace(pool, p=pool.p[:, :0], labels=pool.labels[band], picture=pool.picture[band])
-        return cls(setting, areas(pool, p), areas(kept, p[band]), costs, what)
+        return cls(setting, areas(pool, p), areas(kept, p[band]), costs, what, stages)
 
 
 def fixed(pool: Pixels) -> dict[str, list[int]]:
@@ -153,7 +160,8 @@ def outcomes(given: Given, tune: Pixels, test: Pixels, band: Tensor) -> Iterator
     usual = fixed(test)
     for name, units in {**usual, "near states": [len(test.units) - 1]}.items():
         seen = simulate_pixels(test, units)
-        yield Outcome.of(name, test, band, seen.p, seen.costs, ", ".join(str(test.units[u]) for u in units))
+        looks = ", ".join(str(test.units[u]) for u in units)
+        yield Outcome.of(name, test, band, seen.p, seen.costs, looks, stages_of(Places(tuple(units)), test))
     tiles = torch.cat([s.sure.flatten() for s in tune.said])
     for name in ("larger", "two scales, flip", "six scales, flip"):
         for share in (0.05, 0.1, 0.2):
@@ -175,6 +183,7 @@ def folds(given: Given, tune: Pixels, test: Pixels) -> Iterator[tuple[Pixels, li
 
 def tuned(given: Given, tune: Pixels, test: Pixels, band: Tensor, ceiling: float, objective: str) -> Outcome:
     p, costs, told = torch.empty_like(test.p[0]), torch.ones(len(test), dtype=torch.float64), []
+    stages: tuple[Stage, ...] = ()
     for fitted, rows in folds(given, tune, test):
         places = choose_pixels(fitted, ceiling, objective)
         seen = simulate_pixels(test.rows(rows), places.units, places.below)
@@ -182,7 +191,28 @@ def tuned(given: Given, tune: Pixels, test: Pixels, band: Tensor, ceiling: float
         mine[rows] = True
         p[mine[test.picture]], costs[rows] = seen.p, seen.costs
         told.append(places.told(fitted))
-    return Outcome.of(f"tuned for {ceiling:g}, {objective}", test, band, p, costs, "; ".join(dict.fromkeys(told)))
+        stages = stages_of(places, fitted)
+    what = "; ".join(dict.fromkeys(told))
+    return Outcome.of(f"tuned for {ceiling:g}, {objective}", test, band, p, costs, what, stages)
+
+
+def clocked(given: Given, found: list[Outcome]) -> dict[str, float]:
+    """Setting -> time over the plain eager forward of some pictures, one at a time, in turns."""
+    rows = torch.linspace(0, len(given.test) - 1, TIMED).round().long().tolist()
+    images = [given.test[i][0][None] for i in rows]
+    better = unstride.enhance(given.model, images[0], recipe="plain", task="segmentation")
+
+    def each(call: Callable[[Tensor], object]) -> Callable[[], None]:
+        def run() -> None:
+            with torch.no_grad():
+                for image in images:
+                    call(image)
+
+        return run
+
+    recipes = {one.setting: Recipe("", "segmentation", one.stages, "probabilities") for one in found if one.stages}
+    calls = {name: each(better.with_options(recipe=recipe)) for name, recipe in recipes.items()}
+    return {"plain": 1.0} | interleaved(each(given.model), calls, 3)[1]
 
 
 def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> Iterator[Outcome]:
@@ -210,6 +240,7 @@ def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> I
 
 def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
     out: list[dict[str, object]] = []
+    times = clocked(given, found)
     plain, six = found[0], next(one for one in found if one.setting == "six scales, flip")
     for one in found:
         plain = one if one.setting.endswith("plain") else plain
@@ -221,7 +252,8 @@ def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
         iou = " ".join(f"{c}={v:.4f}" for c, v in zip(given.classes, whole.iou, strict=True) if v == v)
         to = compare_segmentation(six.whole, one.whole) if len(six.whole) == len(one.whole) else None
         against = ("",) * 3 if to is None else tuple(round(v, 5) for v in (to.gain, to.low, to.high))
-        out.append(dict(zip(FIELDS, (*values, one.what, iou, given.note, *against), strict=True)))
+        spent = round(times[one.setting], 3) if one.setting in times else ""
+        out.append(dict(zip(FIELDS, (*values, one.what, iou, given.note, *against, spent), strict=True)))
     return out
 
 
@@ -247,14 +279,15 @@ def page() -> str:
     for net, mine in nets.items():
         out += ["", f"## {net}", "", f"{mine[0]['note'].capitalize()}.", ""]
         out += [
-            "| setting | cost | mIoU % | gain | band mIoU % | gain in the band | aAcc % | looks |",
-            "|---" * 8 + "|",
+            "| setting | cost | time | mIoU % | gain | band mIoU % | gain in the band | aAcc % | looks |",
+            "|---" * 9 + "|",
         ]
         for r in mine:
             told = ["" if r["setting"].endswith("plain") else _interval(r, prefix) for prefix in ("", "band_")]
             cells = (
                 r["setting"],
                 f"{float(r['cost']):.2f}",
+                f"{float(r['time']):.2f}" if r["time"] else "",
                 _percent(r["miou"]),
                 told[0],
                 _percent(r["band_miou"]),
