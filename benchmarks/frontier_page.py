@@ -13,6 +13,7 @@ ROWS = Path(__file__).with_suffix("").with_name("frontier.csv")
 RIVALS = ROWS.with_name("rivals.csv")
 FREE = ROWS.with_name("free.csv")
 ROOT = ROWS.parent.parent
+SEGMENTATION = ROOT / "docs/results-segmentation-frontier.csv"  # rows of benchmarks.segmentation_frontier
 PAGE, TUNE, README = (ROOT / p for p in ("docs/results-frontier.md", "docs/results-tune.md", "README.md"))
 PICTURE = ROOT / "docs/images/frontier.svg"
 REAL = ("ImageNet", "CIFAR")  # what the names of real networks begin with; the others are ours
@@ -222,7 +223,35 @@ def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]
         costs = (f"{float(r['cost']):.2f}", f"{float(r['ours']):.2f}")
         rival = r["rival"] if several(r) else f"{r['rival']} (older)"
         out.append("| " + " | ".join((r["net"], rival, *costs, points, nll, r["what"].replace(" | ", "; "))) + " |")
+    out += [
+        "",
+        "## Segmentation",
+        "",
+        "CamVid: tuned on val frames, measured on test frames; VOC on one half and the other.",
+    ]
+    out += [
+        "From [the frontier of segmentation](results-segmentation-frontier.md), which has all rows.",
+        "",
+        *segmented(),
+    ]
     return "\n".join(out) + "\n"
+
+
+SEGMENTED = ("plain", "flip", "three scales", "two scales, flip", "six scales, flip", "near states")
+SEGMENTED += ("tuned for 2, likelihood", "tuned for 5, likelihood", "tuned for 2, miou", "tuned for 5, miou")
+
+
+def segmented() -> list[str]:
+    """Networks that segment: what people do, and what was tuned on other pictures than it is measured on."""
+    out = ["| network (pictures) | setting | cost | time | mIoU % | gain in mIoU |", "|---" * 6 + "|"]
+    for r in rows(SEGMENTATION):
+        if r["setting"] in SEGMENTED:
+            gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
+            told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
+            spent = (f"{float(r['cost']):.2f}", f"{float(r['time']):.2f}")
+            cells = (f"{r['net']} ({r['pictures']})", r["setting"], *spent, f"{100 * float(r['miou']):.2f}", told)
+            out.append("| " + " | ".join(cells) + " |")
+    return out
 
 
 def in_time(every: Sequence[Row]) -> list[str]:

@@ -5,7 +5,6 @@ align) is cached image by image under `--cache`, so a killed run goes on where i
 """
 
 import argparse
-import csv
 import hashlib
 import io
 import json
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 import unstride
 from benchmarks import camvid
+from benchmarks.frontier_page import segmented
 from benchmarks.nets import DeepLabVOC, give
 from unstride import sample
 from unstride.engine.engine import Engine, Request, Run
@@ -41,9 +41,6 @@ NAMES = {
     "stitch": 'align="stitch"',
     "cost": 'align="stitch", order="cost"',
 }
-FRONTIER = Path("docs/results-segmentation-frontier.csv")  # rows of benchmarks.segmentation_frontier
-BESIDE = ("plain", "flip", "larger", "three scales", "two scales, flip", "six scales, flip", "near states")
-BESIDE += ("tuned for 2, likelihood", "tuned for 5, likelihood")
 FLIPPED = ("align", "stitch")  # measured with a flip, too
 REGIONS = ("all", "band", "interior")
 
@@ -310,20 +307,11 @@ def answer(found: dict[tuple[str, str], Pass], nets: list[str]) -> str:
 
 def beside() -> list[str]:
     """What a user would do instead, on the same networks, from the rows of the frontier."""
-    with FRONTIER.open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["setting"] in BESIDE]
     out = ["## On the same networks: what one would do instead", ""]
     out += [
         "From [the frontier of segmentation](results-segmentation-frontier.md), on the same frames of CamVid and on"
     ]
-    out += ["other parts of VOC's pictures; mIoU over a sample of their pixels.", ""]
-    out += ["| network (pictures) | setting | cost | time | mIoU % | gain in mIoU, 95 % interval |", "|---" * 6 + "|"]
-    for r in rows:
-        gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
-        told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
-        cells = (f"{r['net']} ({r['pictures']})", r["setting"], *(f"{float(r[k]):.2f}" for k in ("cost", "time")))
-        out.append("| " + " | ".join((*cells, f"{100 * float(r['miou']):.2f}", told)) + " |")
-    return out
+    return [*out, "other parts of VOC's pictures; mIoU over a sample of their pixels.", "", *segmented()]
 
 
 def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:

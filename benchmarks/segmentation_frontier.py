@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import unstride
 from benchmarks import camvid
 from benchmarks.frontier import merge_rows
-from benchmarks.segmentation import FRONTIER, Scenes, near_boundary, voc
+from benchmarks.frontier_page import SEGMENTATION
+from benchmarks.segmentation import Scenes, near_boundary, voc
 from unstride.jobs.distributed import world
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage
@@ -41,7 +42,7 @@ USUAL = {
     "three scales": ["0.75x", "1.25x"],
     "two scales, flip": ["mirror", "1.25x", "mirror + 1.25x"],
 }
-PAGE = FRONTIER.with_suffix(".md")
+PAGE = SEGMENTATION.with_suffix(".md")
 FIELDS = ("net", "pictures", "setting", "cost", "miou", "gain", "low", "high")
 FIELDS += ("band_miou", "band_gain", "band_low", "band_high", "aacc", "what", "iou", "note")
 FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a flip
@@ -271,7 +272,7 @@ def measure(given: Given, cache: Path, count: int) -> list[dict[str, object]]:
 
 def page() -> str:
     """docs/results-segmentation-frontier.md from the rows alone."""
-    with FRONTIER.open(newline="") as file:
+    with SEGMENTATION.open(newline="") as file:
         rows = list(csv.DictReader(file))
     nets = {net: [r for r in rows if r["net"] == net] for net in dict.fromkeys(r["net"] for r in rows)}
     answers = "\n".join(f"- {net}: {goal(mine)}" for net, mine in nets.items())
@@ -362,7 +363,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=40, help="of VOC")
     args = parser.parse_args()
     for given in () if args.page else given_nets(args):
-        merge_rows(FRONTIER, FIELDS, measure(given, args.cache, args.run))
+        merge_rows(SEGMENTATION, FIELDS, measure(given, args.cache, args.run))
     PAGE.write_text(page(), encoding="utf-8")
 
 
