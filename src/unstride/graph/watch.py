@@ -92,17 +92,13 @@ class _Kernel:
         """Those of the spans that can be watched; what lies across another span that is watched cannot."""
         with self.lock:
             known = dict(self.pages.items())
-            taken, own, found = sorted(known), _own_memory(), []
-            for span in sorted(set(spans)):
+            taken, own, found = sorted(known), _own_memory(), list[_Pages]()
+            for span in (span for span in sorted(set(spans)) if _within(span, own)):
                 pages = known.get(span)
-                if pages is None and _within(span, own) and _apart(span, taken):
-                    pages = _Pages(span)
-                    if not self._register(span):
-                        continue
-                    self.pages[span] = pages
+                if pages is None and _apart(span, taken) and self._register(span):
+                    pages = self.pages[span] = _Pages(span)
                     insort(taken, span)
-                if pages is not None:
-                    found.append(pages)
+                found += [pages] if pages is not None else []
             return found
 
     def writes(self, pages: list[_Pages]) -> int:
