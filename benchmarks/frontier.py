@@ -18,7 +18,7 @@ from torch import Tensor
 
 import unstride  # noqa: F401  (before torchvision)
 from benchmarks.frontier_page import RIVALS, ROWS
-from benchmarks.nets import REAL, real, warm
+from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
 from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.jobs.distributed import World, world
@@ -111,9 +111,9 @@ class Halves:
         assert self.pool.labels is not None
         self.labels = self.pool.labels
         n = len(self.pool)
-        self.plain = self._fixed(self.pool.plain, torch.ones(n, dtype=torch.float64))
         orders = [torch.randperm(n, generator=torch.Generator().manual_seed(k)) for k in range(HALVINGS)]
         self.halvings = [(order[: n // 2], order[n // 2 :]) for order in orders]
+        self.plain = self._fixed(self.pool.plain, torch.ones(n, dtype=torch.float64))
         self._tuned: dict[float, tuple[Answers, str]] = {}
 
     def rows(self) -> list[dict[str, object]]:
@@ -165,10 +165,15 @@ class Halves:
         return self._tuned[ceiling]
 
     def _fixed(self, logits: Tensor, costs: Tensor) -> Answers:
-        """Of what was not chosen; the temperature is fitted on every second picture for the others."""
-        labels = self.labels[: len(logits)]
+        """Of what was not chosen; its temperature is fitted on the same halves as that of what was."""
+        n = len(logits)
+        labels, total = self.labels[:n], torch.zeros(n, dtype=torch.float64)
+        for halves in self.halvings:
+            for one, other in (halves, halves[::-1]):
+                fit, test = one[one < n], other[other < n]
+                total[test] += nll(logits[test], labels[test], fit_temperature(logits[fit], labels[fit]))
         right = (logits.argmax(1) == labels).double()
-        return Answers(right, costs.double(), nll(logits, labels), warm(logits, labels))
+        return Answers(right, costs.double(), nll(logits, labels), total / len(self.halvings))
 
     def rivals(self) -> list[dict[str, object]]:
         """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
