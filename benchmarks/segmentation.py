@@ -208,7 +208,7 @@ class Kept:
 
     def keep(self, levels: object) -> None: ...
 
-    def add(self, requests: Sequence[Request], keep: object = None) -> tuple[Tensor, ...]:
+    def add(self, requests: Sequence[Request], keep: object = None, ahead: object = ()) -> tuple[Tensor, ...]:
         return self.run.add(requests)
 
 

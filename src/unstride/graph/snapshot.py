@@ -5,6 +5,7 @@ tells; else every byte is read again at each look: a sum per column, at the spee
 found by going through what each module holds.
 """
 
+import hashlib
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -77,47 +78,51 @@ class _Contents:
         self.memory = [_memory(t) for t in self.tensors]  # their bytes, as they are now
         self.located = [t for t in self.tensors if _pointer(t) is not None]
         self.counted = [t for t in self.tensors if not t.is_inference()]
-        parts = [m for memory in self.memory for m in memory]
-        self.short = [m for m in parts if isinstance(m, np.ndarray) and m.ndim == 1]
-        long = [
-            (m, _pages(t, m))
-            for t, memory in zip(self.tensors, self.memory, strict=True)
-            for m in memory
-            if m.ndim == 2
+        spans = [_pages(m) for memory in self.memory for m in memory]
+        self.watch = Watch(span for span in spans if span is not None)
+        self.quiet = self.watch.writes()  # before the memory is read
+        self.each = [
+            (_place(t), list(map(_digest, memory))) for t, memory in zip(self.tensors, self.memory, strict=True)
         ]
-        self.watch = Watch(span for _, span in long if span is not None)
-        watched = set(self.watch.spans)
-        self.long = [m for m, span in long if span not in watched]  # read at every look
-        self.asked = [
-            m for m, span in long if span in watched
-        ]  # read where the kernel saw a write, but for their edges
-        self.short += [edge for m, span in long if span is not None and span in watched for edge in _edges(m, span)]
-        self.quiet = self.watch.writes()
-        self.each, self.were, self.sums = list(map(_told, self.tensors, self.memory)), self._now(), self._sums()
+        number = {span: k for k, span in enumerate(self.watch.spans)}
+        self.short: list[Any] = []
+        self.long: list[Any] = []  # read at every look
+        self.asked: list[tuple[int, Any, bytes]] = []  # read where the kernel saw a write, but for their edges
+        self.watched: list[Tensor] = []
+        for t, memory, (_, digests) in zip(self.tensors, self.memory, self.each, strict=True):
+            for m, digest in zip(memory, digests, strict=True):
+                span = _pages(m)
+                if span is not None and span in number:
+                    self.asked.append((number[span], m, digest))
+                    self.short += _edges(m, span)
+                    self.watched.append(t)
+                else:
+                    (self.short if m.ndim == 1 else self.long).append(m)
+        self.places, self.read = self._places(), self._read()
 
-    def _now(self) -> list[Any]:
-        places = [list(map(Tensor.data_ptr, self.located)), [t._version for t in self.counted]]
+    def _places(self) -> list[Any]:
+        """Where they lie; quick, and nothing is read that may no longer be there."""
         shapes = list(map(Tensor.size, self.tensors))
-        short: Any = self.short  # arrays are buffers, though their types do not say so
-        return [*places, shapes, b"".join(short), list(map(_sum, self.long))]
+        return [list(map(Tensor.data_ptr, self.located)), [t._version for t in self.counted], shapes]
 
-    def _sums(self) -> list[Any]:
-        return list(map(_sum, self.asked))
+    def _read(self) -> list[Any]:
+        return [b"".join(self.short), list(map(_sum, self.long))]
 
     def _same(self) -> bool:
-        if self._now() != self.were:
+        if self._places() != self.places or self._read() != self.read:
             return False
-        writes = self.watch.writes()  # before the memory is read
-        if writes is None or writes != self.quiet:
-            if self._sums() != self.sums:
-                return False
-            self.quiet = writes
+        was, now = self.quiet, None if _pinned(self.watched) else self.watch.writes()
+        unsure = [part for part in self.asked if was is None or now is None or was[part[0]] != now[part[0]]]
+        if any(_digest(m) != digest for _, m, digest in unsure):
+            return False
+        self.quiet = now
         return True
 
     def changes(self) -> Iterator[str]:
         if not self._same():
-            now = map(_told, self.tensors, self.memory)
-            yield from (path for path, new, old in zip(self.paths, now, self.each, strict=True) if new != old)
+            for path, t, memory, (place, digests) in zip(self.paths, self.tensors, self.memory, self.each, strict=True):
+                if _place(t) != place or list(map(_digest, memory)) != digests:
+                    yield path
 
 
 class _Registers:
@@ -229,9 +234,9 @@ def _alike(was: Any, now: Any) -> bool:
     return was is now or (isinstance(was, _PLAIN) and type(was) is type(now) and was == now)
 
 
-def _told(t: Tensor, memory: list[Any]) -> tuple[Any, ...]:
-    """Of one tensor all that must stay as it is."""
-    return _pointer(t), _version(t), t.size(), [_sum(m) if m.ndim == 2 else m.tobytes() for m in memory]
+def _place(t: Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, how often torch saw it written, and its shape."""
+    return _pointer(t), _version(t), t.size()
 
 
 def _pointer(t: Tensor) -> int | None:
@@ -265,11 +270,15 @@ def _memory(t: Tensor) -> list[Any]:
     return [memory[:whole].view(np.int64).reshape(-1, COLUMNS), memory[whole:]] if whole else [memory]
 
 
-def _pages(t: Tensor, m: Any) -> Span | None:
-    """The whole pages of a long array; not where a device may write them behind the kernel's back."""
-    if not isinstance(m, np.ndarray) or (torch.cuda.is_initialized() and t.is_pinned()):
-        return None
-    return inner_pages(m.ctypes.data, m.ctypes.data + m.nbytes)
+def _pages(m: Any) -> Span | None:
+    """The whole pages of a long array."""
+    long = isinstance(m, np.ndarray) and m.ndim == 2
+    return inner_pages(m.ctypes.data, m.ctypes.data + m.nbytes) if long else None
+
+
+def _pinned(tensors: list[Tensor]) -> bool:
+    """Whether a device may write them behind the kernel's back."""
+    return torch.cuda.is_initialized() and any(t.is_pinned() for t in tensors)
 
 
 def _edges(m: Any, pages: Span) -> list[Any]:
@@ -278,6 +287,12 @@ def _edges(m: Any, pages: Span) -> list[Any]:
     return [flat[: pages[0] - start], flat[pages[1] - start :]]
 
 
+def _digest(m: Any) -> Any:
+    """What an array holds, surely: read when something may have been written."""
+    array: Any = m  # arrays are buffers, though their types do not say so
+    return hashlib.sha256(array).digest() if isinstance(m, np.ndarray) else _sum(m)
+
+
 def _sum(m: Any) -> Any:
-    """A long array as the sums of its columns."""
+    """A long array as the sums of its columns: at the speed of memory."""
     return np.add.reduce(m, axis=0).tobytes() if isinstance(m, np.ndarray) else m.sum(0).tolist()
