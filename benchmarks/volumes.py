@@ -225,19 +225,17 @@ def in_short(rows: dict[str, list[Row]]) -> str:
     mirrored = [r for kind in ABOUT if kind in rows for r in [rows[kind]]]
     met = sum("the goal is not met" not in told(r) for r in mirrored)
     words = f"The quality of eight mirrors at {CEILING:g} forwards is reached on {met} of {len(mirrored)} data sets. "
-    words += (
-        f"On volumes a mirror {counted(mirrored, 'mirror')}, four near states {counted(mirrored, '4 near states')}. "
-    )
     signals = [rows["signals"]] if "signals" in rows else []
-    words += f"On signals four near states {counted(signals, '4 near states')}, "
-    return words + f"their reverse {counted(signals, 'reversed, too')}."
+    words += f"Measurably better and worse than plain, of {len(mirrored)} data sets of volumes: a mirror on "
+    words += f"{counted(mirrored, 'mirror')}, four near states on {counted(mirrored, '4 near states')}. Of "
+    words += f"{len(signals)} of signals: the default on {counted(signals, 'default: 2 near states where unsure')}, "
+    return words + f"reversed signals on {counted(signals, 'reversed, too')}."
 
 
 def counted(kinds: list[list[Row]], setting: str) -> str:
-    """On how many data sets a setting is measurably better and worse than plain."""
+    """On how many data sets a setting is measurably better than plain, and on how many worse."""
     gains = [compared(next(r for r in rows if r.setting == setting), rows[0]) for rows in kinds]
-    better, worse = sum(low > 0 for _, low, _ in gains), sum(high < 0 for _, _, high in gains)
-    return f"helps on {better} and hurts on {worse} of {len(gains)}"
+    return f"{sum(low > 0 for _, low, _ in gains)} and {sum(high < 0 for _, _, high in gains)}"
 
 
 NET = "MONAI's UNet with 16, 32 and 64 channels, trained with random mirroring along every axis, as nnU-Net does. "
