@@ -47,7 +47,9 @@ FIELDS = ("net", "pictures", "setting", "cost", "miou", "gain", "low", "high")
 FIELDS += ("band_miou", "band_gain", "band_low", "band_high", "aacc", "what", "iou", "note")
 FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a flip
 FIELDS += ("time",)  # over the plain eager forward, of whole recipes
+FIELDS += ("rival", "to_rival", "to_rival_low", "to_rival_high")  # against what it was tuned for the very cost of
 TIMED = 4  # pictures, one at a time
+AGAINST = "tuned for the cost of "
 
 HEAD = """
 # The frontier of segmentation
@@ -171,6 +173,9 @@ def outcomes(given: Given, tune: Pixels, test: Pixels, band: Tensor) -> Iterator
     for objective in ("likelihood", "miou"):
         for ceiling in CEILINGS:
             yield tuned(given, tune, test, band, ceiling, objective)
+    for name, units in usual.items():
+        cost = float(simulate_pixels(test, units).costs.mean())
+        yield replace(tuned(given, tune, test, band, cost + 1e-6, "miou"), setting=f"{AGAINST}{name}", stages=())
 
 
 def folds(given: Given, tune: Pixels, test: Pixels) -> Iterator[tuple[Pixels, list[int]]]:
@@ -242,7 +247,8 @@ def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> I
 def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
     out: list[dict[str, object]] = []
     times = clocked(given, found)
-    plain, six = found[0], next(one for one in found if one.setting == "six scales, flip")
+    plain, by = found[0], {one.setting: one for one in found}
+    six = by["six scales, flip"]
     for one in found:
         plain = one if one.setting.endswith("plain") else plain
         gain, near = compare_segmentation(plain.whole, one.whole), compare_segmentation(plain.band, one.band)
@@ -254,7 +260,12 @@ def rows_of(given: Given, found: list[Outcome]) -> list[dict[str, object]]:
         to = compare_segmentation(six.whole, one.whole) if len(six.whole) == len(one.whole) else None
         against = ("",) * 3 if to is None else tuple(round(v, 5) for v in (to.gain, to.low, to.high))
         spent = round(times[one.setting], 3) if one.setting in times else ""
-        out.append(dict(zip(FIELDS, (*values, one.what, iou, given.note, *against, spent), strict=True)))
+        rival = one.setting.removeprefix(AGAINST) if one.setting.startswith(AGAINST) else ""
+        own = compare_segmentation(by[rival].whole, one.whole) if rival else None
+        behind = ("",) * 3 if own is None else tuple(round(v, 5) for v in (own.gain, own.low, own.high))
+        out.append(
+            dict(zip(FIELDS, (*values, one.what, iou, given.note, *against, spent, rival, *behind), strict=True))
+        )
     return out
 
 
@@ -283,7 +294,7 @@ def page() -> str:
             "| setting | cost | time | mIoU % | gain | band mIoU % | gain in the band | aAcc % | looks |",
             "|---" * 9 + "|",
         ]
-        for r in mine:
+        for r in (r for r in mine if not r["rival"]):
             told = ["" if r["setting"].endswith("plain") else _interval(r, prefix) for prefix in ("", "band_")]
             cells = (
                 r["setting"],

@@ -1,8 +1,8 @@
 """The choice for segmentation: which looks, at which share of the tiles, under a mean cost.
 
-Greedy over units of looks by likelihood, which every pixel has a say in; how far to go, and at how many tiles, is
-decided on pictures that the greedy choice did not see, by likelihood or by mIoU: the best of all that are surely better
-than plain, which with few pictures is plain itself.
+Greedy over units of looks by likelihood, which every pixel has a say in; beside it what people do and other balanced
+sets, everywhere. How far to go, and at how many tiles, is decided on pictures that the greedy choice did not see, by
+likelihood or by mIoU: the best of all that are surely better than plain, which with few pictures is plain itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
 from unstride.proof.metrics import Integers
+from unstride.tuning.candidates import balanced, usual
 from unstride.tuning.choose import PLAIN, Way, fold_of, laid, surest
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
@@ -118,9 +119,16 @@ def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", s
         paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
         for j in range(1, min(map(len, paths)) + 1):
             tried[Way(j, share)] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
-    way = surest(tried)
-    if way == PLAIN:
-        return Places()
+    known, others = (
+        {tuple(sorted(pool.units.index(u) for u in some)) for some in found}
+        for found in (usual(list(pool.units)).values(), balanced(list(pool.units)))
+    )
+    for some in sorted(known | others):
+        if 1 + sum(float(pool.cost(u, None).mean()) for u in some) <= ceiling + 1e-9:
+            tried[Way(len(some), 1.0, some)] = _crossed(pool, parts, held, [some] * FOLDS, None, objective)
+    way = surest(tried, known)
+    if way == PLAIN or way.units:
+        return Places(way.units)
     below = None if way.share >= 1 else threshold(tiles, way.share)
     return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)
 
