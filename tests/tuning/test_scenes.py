@@ -76,6 +76,13 @@ def test_it_finds_what_helps_and_leaves_alone_what_does_not(objective):
     assert not choose_pixels(same, 3.0, objective).units
 
 
+def test_what_people_do_is_tried_whatever_the_greedy_order_is(monkeypatch):
+    monkeypatch.setattr("unstride.tuning.choose_pixels.greedy", lambda *_: [])
+    chosen = [choose_pixels(made_up(40, 1.0), ceiling) for ceiling in (1.4, 3.0)]
+    assert not chosen[0].units  # nothing that people do is that cheap
+    assert chosen[1].units and chosen[1].below is None
+
+
 def test_areas_are_those_of_the_confusion():
     pool = made_up(3, 0.5)
     found = areas(pool, pool.p[0])
