@@ -206,9 +206,9 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
         if share < SHARES[0]:  # behind the gate where it just spends the ceiling
             continue
-        loud, warm = (_held(parts[m], [list(some)] * FOLDS, share, objective) for m in (False, True))
-        matched = some not in known or difference(loud, warm) > 2.0
-        tried[Way(len(some), share, some, matched)] = warm if matched else loud
+        found = {m: _held(parts[m], [list(some)] * FOLDS, share, objective) for m in (some not in known, True)}
+        matched = False not in found or difference(found[False], found[True]) > 2.0
+        tried[Way(len(some), share, some, matched)] = found[matched]
     way = surest(tried, known)
     if way == PLAIN:
         return Choice()
