@@ -70,12 +70,15 @@ def tune(
     for path, name in ((out, "--out"), (report, "--report")):
         if path is not None:
             check_file(path, name)
+    if report is not None and report.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"--report: got {report.name}, wanted a page that ends in .html")
     if out is not None:
         check_name(out)
     loaded = models.load(spec, weights=weights)
     if pictures:
         _settle(loaded, pictures, cost, task, out, as_json)
         return
+    from unstride.jobs.distributed import launched
     from unstride.tuning.tune import tune as find
 
     assert data is not None
@@ -83,6 +86,8 @@ def tune(
         loaded, data, cost, task=task, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit,
         window=window, cache_dir=cache, seed=seed, progress=True, **asked.options(),
     )  # fmt: skip
+    if not launched().leads:  # one of several processes prints and writes
+        return
     made = {}
     if out is not None:
         made["out"] = str(tuned.save(out))

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from unstride.procedure.aggregate import two_class
 
+FOLDS, SURE = 5, 2.0  # standard errors
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LOW, _HIGH = math.log(0.2), math.log(5.0)
 
@@ -16,6 +18,19 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Logits (N, K) divided by it make the labels (N,) likeliest."""
     logits = two_class(logits.float())
     return _least(lambda t: float(F.cross_entropy(logits / t, labels)))
+
+
+def sure_temperature(logits: Tensor, labels: Tensor) -> float:
+    """`fit_temperature` where that surely makes other labels likelier, else 1: few pictures know little of it."""
+    gaps = []
+    for k in range(FOLDS):
+        held = torch.arange(len(labels)) % FOLDS == k
+        if bool(held.any()) and not bool(held.all()):
+            warm = fit_temperature(logits[~held], labels[~held])
+            gaps.append(nll(logits[held], labels[held]) - nll(logits[held], labels[held], warm))
+    gap = torch.cat(gaps) if gaps else torch.zeros(1, dtype=torch.float64)
+    sure = len(gap) > 1 and float(gap.mean()) > SURE * float(gap.std()) / math.sqrt(len(gap))
+    return fit_temperature(logits, labels) if sure else 1.0
 
 
 def match_temperature(logits: Tensor, like: Tensor) -> float:

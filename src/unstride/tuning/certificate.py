@@ -162,10 +162,10 @@ def in_sequence(certificates: list[Certificate]) -> int:
 
 def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float], guard: float | None) -> str:
     """What to do, in words. `nothing`: no look was chosen; `shown`: as `in_sequence` counts."""
-    if guard is not None and 100 * proof.low < -guard:
-        return f"leave it alone: {proof}, which is more than the guard of {guard:g} {proof.unit} allows"
     if nothing:
         return f"leave it alone: no look at a cost of {ceilings[-1]:g} or less was surely better than plain here"
+    if guard is not None and 100 * proof.low < -guard:
+        return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
         return f"leave it off: {proof}; only how sure it is may be better, see the likelihood"
     if shown == len(ceilings):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -42,6 +44,20 @@ class Gathered:
     left_out: tuple[str, ...]  # units that the network refuses, and why
     seconds: float
     units: tuple[Unit, ...] = ()  # those that it takes
+
+
+@contextmanager
+def kept_in(cache_dir: str | Path | None, us: World) -> Iterator[Path]:
+    """The folder for what the network says; without one of the user's, a temporary one that all processes see."""
+    if cache_dir is not None:
+        yield Path(cache_dir)
+        return
+    with ExitStack() as stack:
+        folder = Path(us.share(stack.enter_context(TemporaryDirectory()) if us.leads else ""))
+        if not folder.is_dir():
+            raise DataError("processes on several machines have no temporary folder together: give cache_dir (--cache)")
+        yield folder
+        us.wait()  # until everybody has read it
 
 
 def usable(better: Enhanced, source: Source, units: Sequence[Unit]) -> tuple[list[Unit], dict[View, Work], list[str]]:
@@ -98,7 +114,9 @@ def gather(
         return {"logits": said, **(_paper(better, part) if paper else {})}
 
     def told(pictures: int) -> str:
-        return estimate(better, given[0], looks, work, pictures, paper)
+        source = given[0].source
+        kept = 4 * given[0].kept(better.plain(source.rows([0]).see(IDENTITY))).shape[1]
+        return estimate(better, source, kept, looks, work, pictures, paper)
 
     stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
     count = torch.tensor([len(part.source) for part in given])
@@ -147,10 +165,11 @@ def _shards(
     `told` says before the start what so many pictures will take.
     """
     files = [folder / f"{name}-{part.key}.safetensors" for part in given]
-    mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
+    missing = [i for i in range(len(given)) if _stored(files[i]) is None]
+    mine = [i for i in missing if i % us.size == us.rank]
     total = sum(len(given[i].source) for i in mine)
-    if told is not None and label and us.leads and total:
-        print(told(total), file=sys.stderr, flush=True)
+    if told is not None and label and us.leads and missing:
+        print(told(sum(len(given[i].source) for i in missing)), file=sys.stderr, flush=True)
     with show_progress(label, total, bool(label) and us.leads and total > 0) as advance:
         for i in mine:
             write_artefact(files[i], make(given[i]), {"kind": KIND})

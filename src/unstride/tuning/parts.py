@@ -75,7 +75,7 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         yield from _maps(data, like)
         return
     if isinstance(data, Dataset):
-        whole = data.fingerprint()
+        whole = prepared(data)
         for start in range(0, len(data), SHARD):
             found = list(read(data, range(start, min(start + SHARD, len(data)))))
             if found:
@@ -89,12 +89,14 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         canvas = as_source(images)
         if not isinstance(canvas, Canvas) or known.ndim != (2 if task in NUMBERS else 1):
             raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with a label for each image")
+        known = known.long() if task not in NUMBERS and not known.is_floating_point() else known
         pixels = canvas.pixels.to(like)
         for start in range(0, len(pixels), SHARD):
             own = pixels[start : start + SHARD]
             part = Canvas(own, canvas.box, preprocess=canvas.preprocess)
             names = tuple(f"image {seen + k}" for k in range(len(own)))
-            yield Part(digest({"x": own})[:24], part, known[start : start + SHARD], names=names)
+            key = _key(digest({"x": own}), [repr(part.box), repr(part.preprocess)])
+            yield Part(key, part, known[start : start + SHARD], names=names)
             seen += len(own)
 
 
@@ -111,6 +113,11 @@ def read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]
         yield item.id, picture, target
 
 
+def prepared(data: Dataset) -> str:
+    """What identifies pictures together with how they are prepared."""
+    return f"{data.fingerprint()} {data.preprocess!r}"
+
+
 def _key(fingerprint: str, names: list[str]) -> str:
     return hashlib.sha256(repr((fingerprint, names)).encode()).hexdigest()[:24]
 
@@ -122,7 +129,7 @@ def _stacked(targets: list[Any]) -> Tensor:
 def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
     given: list[tuple[str, Source, Tensor]] = []
     if isinstance(data, Dataset):
-        whole = data.fingerprint()
+        whole = prepared(data)
         for name, picture, known in read(data, range(len(data))):
             given.append((_key(whole, [name]), Pictures([picture], data.preprocess, like), known))
     else:

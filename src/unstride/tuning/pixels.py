@@ -7,7 +7,8 @@ sample of labelled pixels is kept, as half-precision logits in the plain picture
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,13 @@ from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
 from unstride.proof.metrics import IGNORE, check_mask
 from unstride.tuning.candidates import Unit
-from unstride.tuning.parts import drawn, read
+from unstride.tuning.parts import drawn, prepared, read
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
 
 KIND = "pixels, edges held"
+SKEWED = 0.05  # a mask may have another size than its picture, but not another shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +76,7 @@ def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = Non
 
 def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
     if isinstance(data, Dataset):
-        whole = data.fingerprint()
+        whole = prepared(data)
         for name, image, mask in read(data, range(len(data))):
             key = hashlib.sha256(repr((whole, name)).encode()).hexdigest()[:24]
             yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask), name)
@@ -84,6 +86,9 @@ def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
         images, known = unpacked(batch, "data")
         if known.ndim != 3:
             raise DataError(f"masks: got {known.dtype} {tuple(known.shape)}, wanted classes (B, H, W), 255 for none")
+        tall, wide = (a / b for a, b in zip(known.shape[1:], images.shape[2:], strict=True))
+        if abs(tall / wide - 1) > SKEWED:
+            raise DataError(f"masks of {tuple(known.shape[1:])} are no maps of images of {tuple(images.shape[2:])}")
         for own, mask in zip(images.to(like), known, strict=True):
             yield Scene(digest({"x": own[None], "y": mask})[:24], Canvas(own[None]), mask, f"image {seen}")
             seen += 1
@@ -231,13 +236,19 @@ def _at(logits: Tensor, mask: Tensor, chosen: Tensor) -> Tensor:
 
 def gather_pixels(
     better: Enhanced, given: Sequence[Scene], units: Sequence[Unit], gate: Gate, pixels: int | None, folder: Path,
-    us: World, show: bool,
+    us: World, show: bool, told: Callable[[int], str] | None = None,
 ) -> Pixels:  # fmt: skip
-    """Everything once, into a file for each picture; what is there already is not computed again."""
+    """Everything once, into a file for each picture; what is there already is not computed again.
+
+    `told` says before the start what so many pictures will take.
+    """
     asked = (fingerprint(better.model), [(u.view.spec(), u.states) for u in units], gate.tile, pixels)
     name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     files = [folder / f"{name}-{scene.key}.safetensors" for scene in given]
-    mine = [i for i in range(len(given)) if i % us.size == us.rank and _stored(files[i]) is None]
+    missing = [i for i in range(len(given)) if _stored(files[i]) is None]
+    mine = [i for i in missing if i % us.size == us.rank]
+    if told is not None and show and us.leads and missing:
+        print(told(len(missing)), file=sys.stderr, flush=True)
     with show_progress("looking", len(mine), show and us.leads and bool(mine)) as advance:
         for i in mine:
             _store(files[i], listen(better, given[i], units, gate, pixels))

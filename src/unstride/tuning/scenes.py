@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,9 +20,10 @@ from unstride.tuning.candidates import candidates, usual
 from unstride.tuning.certificate import Measured, crossed
 from unstride.tuning.choose import fold_of
 from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
-from unstride.tuning.gather import usable
+from unstride.tuning.gather import kept_in, looks_of, usable
 from unstride.tuning.parts import each
 from unstride.tuning.pixels import Pixels, Scene, gather_pixels, simulate_pixels
+from unstride.tuning.timing import estimate
 from unstride.tuning.tuned import Line, Tuned, settled
 
 _SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
@@ -36,14 +36,24 @@ def tune_scenes(
     """The best recipe under the last of the ceilings, and its proof by bootstrap over pictures."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
-    units, _, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
+    units, work, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
     tile = 32 if min(given[0].source.size) >= _SMALL else 16
     gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)
     with ExitStack() as stack:
         us = stack.enter_context(world())
-        folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = gather_pixels(better, given, units, gate, each(len(given)), folder, us, progress)
-    return Mapped(found, better, objective, seed).tuned(ceilings, guard, left_out)
+        folder = stack.enter_context(kept_in(cache_dir, us))
+        pixels = each(len(given))
+
+        def told(pictures: int) -> str:
+            kept = 2 * better.plan.classes * min(pixels, given[0].mask.numel())
+            return estimate(better, given[0].source, kept, looks_of(units, work), work, pictures, False)
+
+        found = gather_pixels(better, given, units, gate, pixels, folder, us, progress, told)
+    notes = [f"left out: {why}" for why in left_out]
+    most = max(len(s.pixels) for s in found.said)
+    if any(s.stands > 1 for s in found.said):
+        notes.append(f"figures are of {most:,} labelled pixels of each picture at the most, always the same")
+    return Mapped(found, better, objective, seed).tuned(ceilings, guard, notes)
 
 
 class Mapped:
@@ -55,7 +65,7 @@ class Mapped:
         self.plain = areas(pool, pool.p[0])
         self.right = pool.p[0].argmax(1) == pool.labels
 
-    def tuned(self, ceilings: Sequence[float], guard: float | None, left_out: Sequence[str]) -> Tuned:
+    def tuned(self, ceilings: Sequence[float], guard: float | None, notes: Sequence[str]) -> Tuned:
         pool = self.pool
         lines = [self.line("plain", pool.p[0], torch.ones(len(pool)))]
         for name, units in usual(list(pool.units)).items():
@@ -72,8 +82,7 @@ class Mapped:
         places = Places() if recipe.plain else places
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
         ours = self.better.with_options(recipe=recipe)
-        notes = tuple(f"left out: {why}" for why in left_out)
-        return Tuned(recipe, spent, frontier, tuple(lines), proof, words, ours, pool, notes, metric="mIoU %")
+        return Tuned(recipe, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %")
 
     def crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:
         """Probabilities (M, K) and costs (N,) of each picture by a recipe that was chosen without it."""

@@ -12,7 +12,6 @@ import torch
 from unstride.enhanced import Enhanced
 from unstride.procedure.looks import Look
 from unstride.recipe import Recipe
-from unstride.tuning.parts import Part
 from unstride.tuning.pool import Work
 from unstride.tuning.tuned import Line
 from unstride.views.canvas import Source
@@ -23,16 +22,24 @@ PAPER_FORWARDS = 8.0  # of the paper's ten states, roughly: only for the estimat
 
 
 def estimate(
-    better: Enhanced, part: Part, looks: Sequence[Look], work: dict[View, Work], pictures: int, paper: bool
+    better: Enhanced,
+    source: Source,
+    kept: int,
+    looks: Sequence[Look],
+    work: dict[View, Work],
+    pictures: int,
+    paper: bool,
 ) -> str:
-    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB on disk`."""
+    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB on disk`.
+
+    `kept`: bytes of each picture in each look.
+    """
     plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
     by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
     each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
-    few = part.source.rows(range(min(4, len(part.source))))
+    few = source.rows(range(min(4, len(source))))
     out = _seconds(lambda: better.plain(few.see(IDENTITY))) / len(few) * each * pictures
-    numbers = part.kept(better.plain(few.see(IDENTITY))).shape[1]
-    size = 4 * numbers * pictures * len(looks) / 1e6
+    size = kept * pictures * len(looks) / 1e6
     beside = ", the paper's search beside them" if paper else ""
     return (
         f"{pictures:,} pictures in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ from unstride.procedure.aggregate import two_class
 from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import TASKS
-from unstride.procedure.temperature import fit_temperature, nll
+from unstride.procedure.temperature import nll, sure_temperature
 from unstride.proof.loop import asked_task, check_task, dataset_of
 from unstride.proof.measures import measure_of
 from unstride.proof.words import doubts_of
@@ -32,7 +32,7 @@ from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import certify
 from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, laid, stages_of
-from unstride.tuning.gather import Gathered, answers, gather
+from unstride.tuning.gather import Gathered, answers, gather, kept_in
 from unstride.tuning.judges import JUDGES, check_neighbours
 from unstride.tuning.parts import Part, parts
 from unstride.tuning.pixels import Scene, scenes
@@ -87,12 +87,16 @@ def tune(
     recipe     and options, what `enhance` takes: but for segmentation one more row of the table, "yours", and the
                start for nothing else
     """
-    if not isinstance(cost, int | float) or isinstance(cost, bool) or not cost >= 1:
+    if not _number(cost) or cost < 1:
         raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
+    if guard is not None and (not _number(guard) or guard < 0):
+        raise OptionError(f"guard: got {guard!r}, wanted a number of points, at least 0, or None")
     check_limit(limit)
     loaded, data, task = _loaded(model, data, weights, limit, task)
     module = loaded.model if isinstance(loaded, Loaded) else loaded
     ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
+    if window is not None and task != "segmentation":
+        raise OptionError(f"window: got {window}, but it is for segmentation, and this is {task}: leave it out")
     if progress and launched().leads:
         print(data.legend if isinstance(data, Dataset) else legend(task), file=sys.stderr)
     if task == "segmentation":
@@ -112,7 +116,7 @@ def tune(
         mine = better.with_options(recipe="default" if recipe is None else recipe).with_options(**options)
     with ExitStack() as stack:
         us = stack.enter_context(world())
-        folder = Path(cache_dir) if cache_dir is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = stack.enter_context(kept_in(cache_dir, us))
         found = gather(better, given, units, folder, us, progress, paper)
         beside = {} if found.paper is None else {"paper, 10 states": found.paper}
         if mine is not None:
@@ -123,6 +127,10 @@ def tune(
     by = objective or OBJECTIVES[0]
     tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
     return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / better.plan.classes)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _doubted(tuned: Tuned, model: Loaded | nn.Module, chance: float | None) -> Tuned:
@@ -266,7 +274,7 @@ class Tuning:
             stages = stages_of(choice, fitted)
             done = simulate(test, stages, choice.merge)
             assert fitted.labels is not None and test.labels is not None
-            temperature = fit_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
+            temperature = sure_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
             logits[held], costs[held] = done.logits, done.costs
             warm[held] = nll(done.logits, test.labels, temperature)
         return logits, costs, warm
@@ -279,11 +287,11 @@ class Tuning:
         return Line(name, float(right.float().mean()), float(nlls.mean()), proof, float(costs.mean()), what)
 
     def _warmed(self, logits: Tensor) -> Tensor:
-        """NLL after one temperature, fitted on the other folds."""
+        """NLL after one temperature, fitted on the other folds where that is sure."""
         out = torch.empty(len(logits), dtype=torch.float64)
         for k in range(FOLDS):
             train, held = self.folds != k, self.folds == k
-            out[held] = nll(logits[held], self.labels[held], fit_temperature(logits[train], self.labels[train]))
+            out[held] = nll(logits[held], self.labels[held], sure_temperature(logits[train], self.labels[train]))
         return out
 
     def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
@@ -293,5 +301,5 @@ class Tuning:
     def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
         assert pool.labels is not None
         stages = stages_of(choice, pool)
-        temperature = fit_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
+        temperature = sure_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
         return Recipe(name, self.better.task, stages, choice.merge, temperature)

@@ -116,7 +116,8 @@ class Tuned:
             "  ".join(row[k].ljust(widths[k]) if k in (0, 7) else row[k].rjust(widths[k]) for k in used).rstrip()
             for row in rows
         ]
-        spent = f"costs {self.cost:.2f} on these pictures; the table has recipes that were chosen without each picture"
+        spent = f"costs {self.cost:.2f} on these pictures; in the table figures and cost are of recipes that were "
+        spent += "chosen without each picture, time and looks are of this one"
         chosen = [str(self.recipe)] if self.recipe.plain else [str(self.recipe), f"  {spent}"]
         return "\n".join([*lines, "", self.verdict, *chosen, *self.notes])
 
