@@ -99,6 +99,8 @@ def test_the_whole_way(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout[done.stdout.index("{") :])
     assert [row["name"] for row in found["rows"]][:2] == ["plain", "flip"] and "mIoU %" in found["rows"][0]
+    rows = {row["name"]: row for row in found["rows"]}
+    assert rows["flip"]["time"].endswith("x") and float(rows["paper, 10 states"]["cost"]) > 4
     loaded = unstride.models.load(name)
     images = torch.randn(1, 1, 96, 96)
     better = unstride.enhance(loaded.model, images, recipe=out, preprocess=loaded.preprocess)

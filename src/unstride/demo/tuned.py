@@ -29,7 +29,7 @@ def scenes_job(out: Path, say: Say) -> tuple[Any, list[Block]]:
     (x, truth), (unseen, known) = scenes.halves()
     say(f"tuning on {len(x)} scenes")
     batches = list(zip(x.split(scenes.TOGETHER), truth.split(scenes.TOGETHER), strict=True))
-    tuned = tune(sample.load_segmenter(), batches, COSTS["scenes"], task="segmentation", pool="small")
+    tuned = tune(sample.load_segmenter(), batches, COSTS["scenes"], task="segmentation", pool="small", paper=False)
     say(f"proving it on {len(unseen)} other scenes")
     found = _answers(tuned, "segmentation", unseen, scenes.TOGETHER, lambda logits: logits.argmax(1))
     plain = found[0][1]

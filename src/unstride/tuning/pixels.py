@@ -260,19 +260,44 @@ def gather_pixels(
     return Pixels.of(units, gate, [f for f in found if f is not None])
 
 
+def answer_pixels(
+    better: Enhanced, given: Sequence[Scene], pixels: int | None, folder: Path, us: World, label: str
+) -> tuple[Tensor, Tensor]:
+    """Probabilities (M, K) and costs (N,) of a recipe as it runs, into files of `folder` as well."""
+    name = hashlib.sha256(repr((fingerprint(better.model), better.signature, pixels)).encode()).hexdigest()[:16]
+    files = [folder / f"{name}-{scene.key}.safetensors" for scene in given]
+    mine = [i for i in range(len(given)) if i % us.size == us.rank and _read(files[i]) is None]
+    with show_progress(label, len(mine), bool(label) and us.leads and bool(mine)) as advance:
+        for scene, file in ((given[i], files[i]) for i in mine):
+            logits, costs = better.looks(scene.source)
+            said = _at(logits, scene.mask, sampled(scene, pixels))
+            write_artefact(file, {"logits": said, "cost": torch.tensor(costs, dtype=torch.float64)}, {"kind": KIND})
+            advance(1, "")
+    us.wait()
+    found = [tensors for tensors in map(_read, files) if tensors is not None]
+    if len(found) < len(files):
+        raise DataError(f"{folder}: not all pictures can be read back; do all processes see the same folder?")
+    p = torch.cat([two_class(f["logits"].float(), 1).softmax(1) for f in found])
+    return p, torch.cat([f["cost"] for f in found])
+
+
 def _store(file: Path, said: Said) -> None:
     tensors = {name: getattr(said, name) for name in ("logits", "labels", "at", "sure", "costs", "pixels")}
     tensors["numbers"] = torch.tensor([*said.size, said.stands, said.filled, *said.stride], dtype=torch.float64)
     write_artefact(file, tensors, {"kind": KIND})
 
 
-def _stored(file: Path) -> Said | None:
+def _read(file: Path) -> dict[str, Tensor] | None:
     try:
-        if not file.is_file():
-            return None
-        tensors = read_artefact(file, KIND)[0]
+        return read_artefact(file, KIND)[0] if file.is_file() else None
     except ArtefactError:
         return None  # damaged: made again
+
+
+def _stored(file: Path) -> Said | None:
+    tensors = _read(file)
+    if tensors is None:
+        return None
     h, w, stands, filled, *stride = tensors.pop("numbers").tolist()
     t: dict[str, Any] = dict(tensors)
     return Said(**t, size=(int(h), int(w)), stands=stands, filled=int(filled), stride=tuple(map(int, stride)))

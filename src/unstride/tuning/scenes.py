@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +18,21 @@ from unstride.proof.metrics import Integers, compare_segmentation, summarise_are
 from unstride.recipe import Recipe
 from unstride.tuning.candidates import candidates, usual
 from unstride.tuning.certificate import Measured, crossed
-from unstride.tuning.choose import fold_of
+from unstride.tuning.choose import fold_of, laid
 from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
-from unstride.tuning.gather import kept_in, looks_of, usable
+from unstride.tuning.gather import PAPER, kept_in, looks_of, usable
 from unstride.tuning.parts import each
-from unstride.tuning.pixels import Pixels, Scene, gather_pixels, simulate_pixels
-from unstride.tuning.timing import estimate
+from unstride.tuning.pixels import Pixels, Scene, answer_pixels, gather_pixels, simulate_pixels
+from unstride.tuning.timing import estimate, with_times
 from unstride.tuning.tuned import Line, Tuned, settled
+from unstride.views.canvas import Source
 
 _SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
 
 
 def tune_scenes(
     better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], pool: str, objective: str,
-    guard: float | None, cache_dir: str | Path | None, seed: int, progress: bool,
+    guard: float | None, cache_dir: str | Path | None, seed: int, progress: bool, paper: bool = False,
 ) -> Tuned:  # fmt: skip
     """The best recipe under the last of the ceilings, and its proof by bootstrap over pictures."""
     if objective not in OBJECTIVES:
@@ -46,21 +47,30 @@ def tune_scenes(
 
         def told(pictures: int) -> str:
             kept = 2 * better.plan.classes * min(pixels, given[0].mask.numel())
-            return estimate(better, given[0].source, kept, looks_of(units, work), work, pictures, False)
+            return estimate(better, given[0].source, kept, looks_of(units, work), work, pictures, paper)
 
         found = gather_pixels(better, given, units, gate, pixels, folder, us, progress, told)
+        beside = {}
+        if paper:
+            search = better.with_options(recipe="paper").with_options(budget=PAPER)
+            label = "the paper's search" if progress else ""
+            beside[f"paper, {PAPER} states"] = answer_pixels(search, given, pixels, folder, us, label)
     notes = [f"left out: {why}" for why in left_out]
     most = max(len(s.pixels) for s in found.said)
     if any(s.stands > 1 for s in found.said):
         notes.append(f"figures are of {most:,} labelled pixels of each picture at the most, always the same")
-    return Mapped(found, better, objective, seed).tuned(ceilings, guard, notes)
+    return Mapped(found, better, objective, seed, beside, given[0].source).tuned(ceilings, guard, notes)
 
 
 class Mapped:
     """A pool of pixels, and all that is chosen and proved from it."""
 
-    def __init__(self, pool: Pixels, better: Enhanced, objective: str, seed: int) -> None:
+    def __init__(
+        self, pool: Pixels, better: Enhanced, objective: str, seed: int,
+        beside: Mapping[str, tuple[Tensor, Tensor]], source: Source,
+    ) -> None:  # fmt: skip
         self.pool, self.better, self.objective, self.seed = pool, better, objective, seed
+        self.beside, self.source = beside, source
         self.folds = fold_of(len(pool), FOLDS, seed + 1)
         self.plain = areas(pool, pool.p[0])
         self.right = pool.p[0].argmax(1) == pool.labels
@@ -68,9 +78,12 @@ class Mapped:
     def tuned(self, ceilings: Sequence[float], guard: float | None, notes: Sequence[str]) -> Tuned:
         pool = self.pool
         lines = [self.line("plain", pool.p[0], torch.ones(len(pool)))]
+        run: dict[str, Recipe] = {}
         for name, units in usual(list(pool.units)).items():
             seen = simulate_pixels(pool, [pool.units.index(u) for u in units])
             lines.append(self.line(name, seen.p, seen.costs, ", ".join(map(str, units))))
+            run[name] = Recipe(name, "segmentation", laid(units), "probabilities")
+        lines += [self.line(name, *found) for name, found in self.beside.items()]
         frontier: dict[float, Recipe] = {}
         for ceiling in ceilings:
             places = choose_pixels(pool, ceiling, self.objective, self.seed)
@@ -82,6 +95,7 @@ class Mapped:
         places = Places() if recipe.plain else places
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
         ours = self.better.with_options(recipe=recipe)
+        lines = with_times(lines, run | {r.name: r for r in frontier.values()}, self.better, self.source)
         return Tuned(recipe, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %")
 
     def crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ def tune(
             )
         better, seen = _ready(module, data, task, scenes(data, _like(module), window))
         by = objective or "likelihood"
-        tuned = tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress)
+        tuned = tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress, paper)
         return _doubted(tuned, loaded, 1 / better.plan.classes)
     _check_objective(objective, task)
     better, given = _ready(module, data, task, parts(data, _like(module), task))
