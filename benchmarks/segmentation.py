@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from benchmarks import camvid
 from benchmarks.frontier_page import segmented
 from benchmarks.nets import DeepLabVOC, give
 from unstride import sample
-from unstride.engine.engine import Engine, Request, Run
 from unstride.jobs.fingerprint import fingerprint
 from unstride.proof import benching
 from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
@@ -167,7 +166,6 @@ def run_passes(
     chosen = shuffled[:limit].sort().values.tolist()  # of two limits, the larger one goes on from the smaller
     example = scenes.read(0)[0][None]
     base = unstride.enhance(scenes.model, example, max(BUDGETS), task="segmentation")
-    compute_once(base.prepare(example).engine)
     models, folders = {way: base.with_options(**WAYS[way]) for way in ways}, {}
     for way, better in models.items():
         about = [net, way, BUDGETS, better.signature, fingerprint(scenes.model)]
@@ -198,33 +196,6 @@ def _times(scenes: Scenes, way: str, file: Path) -> dict[int, float]:
         rows = benching.measure(better, image, BUDGETS[1:], tta=False, memory=False, repeats=5)
         file.write_text(json.dumps({row.budget: row.time for row in rows}), encoding="utf-8")
     return {1: 1.0} | {int(b): t for b, t in json.loads(file.read_text(encoding="utf-8")).items()}
-
-
-class Kept:
-    """A run that forgets nothing: what was computed for one way to put states together serves the next."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.plain, self.macs = run, run.plain, run.macs
-
-    def keep(self, levels: object) -> None: ...
-
-    def add(self, requests: Sequence[Request], keep: object = None, ahead: object = ()) -> tuple[Tensor, ...]:
-        return self.run.add(requests)
-
-
-def compute_once(engine: Engine) -> None:
-    """From here on the engine computes a state of the last two images, one and its mirror image, only once."""
-    start, last = engine.start, dict[bytes, Kept]()
-
-    def again(images: Tensor) -> Kept:
-        key = images.numpy().tobytes()
-        if key not in last:
-            if len(last) > 1:
-                last.clear()
-            last[key] = Kept(start(images))
-        return last[key]
-
-    engine.start = again  # type: ignore[method-assign, assignment]
 
 
 def measure(
