@@ -41,7 +41,7 @@ PHOTOS = (
         "matplotlib", "mpl-data/sample_data/grace_hopper.jpg", "U.S. Navy, public domain",
         "military uniform", ("military uniform",),
     ),
-    Photo("skimage", "data/chelsea.png", "Stefan van der Walt, CC0", "tabby cat", ("tabby", "tiger cat")),
+    Photo("skimage", "data/chelsea.png", "Stefan van der Walt, CC0", "tabby or tiger cat", ("tabby", "tiger cat")),
     Photo("skimage", "data/coffee.png", "Rachel Michetti, public domain", "espresso", ("espresso",)),
     Photo("skimage", "data/camera.png", "Lav Varshney, CC0", "camera on a tripod", ("tripod",)),
     Photo(
