@@ -150,7 +150,7 @@ def clock(found: Bench, better: Enhanced) -> None:
     asked = {(t, s): better.with_options(recipe=recipe) for t, s, recipe in settings(better, few)}
     paper = better.with_options(recipe=get("paper").changed(budget=BUDGET))
     asked |= {(LEARNED, s): paper.with_options(aggregate="attention", criterion=c) for s, c in ATTENTION.items()}
-    without = [r for r in rows(ROWS) if r["net"] == found.name and r["setting"] != "plain" and not r["time"]]
+    without = [r for r in rows(ROWS) if r["net"] == found.name and r["setting"] != "plain" and not r.get("time")]
     calls = {f"{r['table']}, {r['setting']}": partial(asked[r["table"], r["setting"]], few) for r in without}
     with torch.no_grad():
         times = interleaved(partial(found.model, few), calls, 3)[1] if calls else {}
@@ -209,7 +209,7 @@ def line(r: Row) -> str:
     gain = f"{100 * float(r['gain']):+.2f} [{100 * float(r['low']):+.2f}, {100 * float(r['high']):+.2f}]"
     falls = f"{float(r['likelier']):+.4f} [{float(r['likelier_low']):+.4f}, {float(r['likelier_high']):+.4f}]"
     gain, falls = ("", "") if r["setting"] == "plain" else (gain, falls)
-    time = f"{float(r['time']):.2f}" if r["time"] else ""
+    time = f"{float(r['time']):.2f}" if r.get("time") else ""
     cells = (r["net"], r["setting"], f"{float(r['cost']):.2f}", time, f"{100 * float(r['accuracy']):.2f}", gain)
     return "| " + " | ".join((*cells, f"{float(r['nll']):.4f}", f"{float(r['warm']):.4f}", falls)) + " |"
 
