@@ -162,7 +162,7 @@ def test_the_table_names_its_metric(task, metric, beside, words, better, monkeyp
     assert in_sequence([line.certificate for line in tuned.lines[-2:]]) == 2
     left = judged(made_up(task, 60, 2, 1.0, worse=4.0), better)
     assert "leave it alone" in left.verdict and len(left.recipe.stages) == 1
-    guarded = judged(made_up(task, 60, 2, 0.2), better, guard=-50.0)  # nothing gains so much
+    guarded = judged(tuned.pool, better, guard=-99.0)  # nothing gains so much
     assert guarded.recipe.plain and "allows" in guarded.verdict
 
 

@@ -11,6 +11,7 @@ from unstride.jobs import strict
 
 if TYPE_CHECKING:
     from unstride.models import Loaded
+    from unstride.tuning.tuned import Tuned
 
 
 def register(app: typer.Typer) -> None:
@@ -86,15 +87,18 @@ def tune(
         loaded, data, cost, task=task, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit,
         window=window, cache_dir=cache, seed=seed, progress=True, **asked.options(),
     )  # fmt: skip
-    if not launched().leads:  # one of several processes prints and writes
-        return
+    if launched().leads:  # one of several processes prints and writes
+        _tell(tuned, f"{spec} on {data}", out, report, as_json)
+
+
+def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_json: bool) -> None:
     made = {}
     if out is not None:
         made["out"] = str(tuned.save(out))
     if report is not None:
         from unstride.tuning.page import page
 
-        report.write_text(page(tuned, f"{spec} on {data}"), encoding="utf-8")
+        report.write_text(page(tuned, title), encoding="utf-8")
         made["report"] = str(report)
     if as_json:
         rows = [dict(zip(("name", *tuned.table()[0][1:]), row, strict=True)) for row in tuned.table()[1:]]
