@@ -65,7 +65,7 @@ def test_what_people_do_is_tried_whatever_the_greedy_order_is(monkeypatch):
 def test_what_people_do_is_tried_behind_the_gate_that_spends_the_ceiling(monkeypatch):
     """Three looks cost 3: under a ceiling of 2.2 they fit where 40 % look again, which no fixed share is."""
     monkeypatch.setattr("unstride.tuning.choose.greedy", lambda *_: [])
-    monkeypatch.setattr("unstride.tuning.choose.usual", lambda units: {"all three": list(units[:3])})
+    monkeypatch.setattr("unstride.tuning.candidates.usual", lambda units: {"all three": list(units[:3])})
     chosen = choose(made_up(2000, 0, 1.0), UNITS, 2.2)
     assert chosen.units == tuple(UNITS[:3]) and chosen.share == 0.4
 

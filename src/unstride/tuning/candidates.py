@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -100,6 +101,13 @@ def usual(units: list[Unit]) -> dict[str, list[Unit]]:
         rows["multi-scale"] = [still[min(1, len(still) - 1)]]
         rows["multi-scale, flip"] = [*mirror, *sizes]
     return {name: chosen for name, chosen in rows.items() if chosen}
+
+
+def sets(units: Sequence[Unit]) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """What is tried as it is, by the numbers of its units: what people do, and all of it with the balanced sets."""
+    found = usual(list(units)).values(), balanced(list(units))
+    known, others = ({tuple(sorted(units.index(u) for u in some)) for some in part} for part in found)
+    return known, known | others
 
 
 def balanced(units: list[Unit]) -> list[list[Unit]]:

@@ -20,7 +20,7 @@ from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
 from unstride.procedure.temperature import fit_temperature
-from unstride.tuning.candidates import Unit, balanced, usual
+from unstride.tuning.candidates import Unit, sets
 from unstride.tuning.pool import Pool
 from unstride.views.policies import IDENTITY, View
 
@@ -198,11 +198,8 @@ def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "
         paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts[True]]
         for steps in range(1, min(map(len, paths)) + 1):
             tried[Way(steps, share)] = _held(parts[True], [path[:steps] for path in paths], share, objective)
-    known, others = (
-        {tuple(sorted(units.index(u) for u in some)) for some in found}
-        for found in (usual(list(units)).values(), balanced(list(units)))
-    )
-    for some in sorted(known | others):
+    known, every = sets(units)
+    for some in sorted(every):
         share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
         if share < SHARES[0]:  # behind the gate where it just spends the ceiling
             continue

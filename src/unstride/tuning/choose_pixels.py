@@ -17,7 +17,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
 from unstride.proof.metrics import Integers
-from unstride.tuning.candidates import balanced, usual
+from unstride.tuning.candidates import sets
 from unstride.tuning.choose import PLAIN, Way, fold_of, laid, surest
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
@@ -119,11 +119,8 @@ def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", s
         paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
         for j in range(1, min(map(len, paths)) + 1):
             tried[Way(j, share)] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
-    known, others = (
-        {tuple(sorted(pool.units.index(u) for u in some)) for some in found}
-        for found in (usual(list(pool.units)).values(), balanced(list(pool.units)))
-    )
-    for some in sorted(known | others):
+    known, every = sets(pool.units)
+    for some in sorted(every):
         if 1 + sum(float(pool.cost(u, None).mean()) for u in some) <= ceiling + 1e-9:
             tried[Way(len(some), 1.0, some)] = _crossed(pool, parts, held, [some] * FOLDS, None, objective)
     way = surest(tried, known)
