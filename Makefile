@@ -13,6 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(PINS) torch torchvision
 	$(BIN)/python -m pip install --quiet $(PINS) -e '.[dev]'
+	$(BIN)/python -m unstride.compat
 	touch $(STAMP)
 
 test: setup

@@ -2,7 +2,8 @@
 
 Recipes over 32 pictures in batches, against the plain eager forward of the same batches, in turns: what is tuned for a
 cost of 1.5 on all pictures of a network (the pools of `benchmarks.frontier`, `--cache`) in batches of 1, 8 and 32, the
-other settings of the frontier in batches of 8. Writes benchmarks/free.csv, from which `python -m
+other settings of the frontier in batches of 8. The 32 are spread evenly over how sure the plain network is, so that a
+gate lets as many through as of all pictures. Writes benchmarks/free.csv, from which `python -m
 benchmarks.frontier_page` makes a section of docs/results-tune.md and the columns of time.
 """
 
@@ -40,11 +41,21 @@ def recipes(pool: Pool, units: list[Unit]) -> dict[str, tuple[Recipe, str]]:
     return found
 
 
+def spread(pool: Pool) -> list[int]:
+    """Pictures from the least to the most sure one in even steps, in random order."""
+    best = pool.plain.softmax(1).topk(2).values
+    order = (best[:, 0] - best[:, 1]).argsort()
+    mixed = torch.randperm(PICTURES, generator=torch.Generator().manual_seed(0))
+    chosen: list[int] = order[((mixed + 0.5) * len(order) / PICTURES).long()].tolist()
+    return chosen
+
+
 def measure(assets: Path, net: str, cache: Path, batches: list[int], repeats: int) -> list[dict[str, object]]:
     name, pool, units, _ = pooled(assets, net, cache, None, "medium", 0)
     asked = recipes(pool, [u for u in units if u.view in pool.work])
-    found = real(assets, net, PICTURES)
-    canvas = Canvas(torch.cat([c.pixels for c, _ in found.batches]), crop=found.batches[0][0].crop)
+    found = real(assets, net)
+    some = spread(pool)
+    canvas = Canvas(torch.cat([c.pixels for c, _ in found.batches])[some], crop=found.batches[0][0].crop)
     plain = enhance(found.model, canvas.rows([0]).see(IDENTITY), recipe="plain", task="classification")
     rows: list[dict[str, object]] = []
     for size in batches:

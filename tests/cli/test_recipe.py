@@ -85,8 +85,9 @@ def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
 
     ask = ["--data", "sample", "--limit", 40, "--pool", "small", "--no-paper", "--recipe", tuned, "--json"]
     lines = {r["name"]: r for r in json.loads(run("tune", "sample", *ask).stdout)["rows"]}
-    assert lines["yours"]["accuracy %"] == f"{100 * rows[-1]['metrics']['top1']:.2f}"
-    assert float(lines["yours"]["cost"]) == pytest.approx(rows[-1]["macs"], abs=0.01)
+    assert lines["yours"]["accuracy"] == pytest.approx(rows[-1]["metrics"]["top1"], abs=1e-6)
+    assert lines["yours"]["cost"] == pytest.approx(rows[-1]["macs"], abs=0.01)
+    assert lines["plain"]["gain"] is None and lines["yours"]["low"] <= lines["yours"]["gain"] <= lines["yours"]["high"]
 
     files = json.loads(run("export", "sample", tmp_path / "net.pt2", "--recipe", tuned, "--json").stdout)["files"]
     call = Stages(files[-1]) if len(files) > 1 else open_graph(tmp_path / "net.pt2")

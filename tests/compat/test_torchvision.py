@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import unstride
+from unstride.compat.torchvision import ALONE, settle
 
 SOURCE = Path(unstride.__file__).parents[1]
 SCHEMA = "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -90,7 +91,7 @@ def test_importing_unstride_imports_and_declares_nothing(tmp_path: Path) -> None
 
 def test_a_pair_that_does_not_fit_fails_alone_and_works_with_unstride(tmp_path: Path) -> None:
     root = package(tmp_path)
-    alone = python(root, FROM_DISK)
+    alone = python(root, ALONE)
     assert alone.returncode == 1
     assert "operator torchvision::nms does not exist" in alone.stderr
     assert said(root, f"import unstride; {FROM_DISK} {HAS_NMS}").startswith("torchvision::nms(")
@@ -117,7 +118,7 @@ def test_what_was_half_imported_is_imported_once_more(tmp_path: Path) -> None:
 )
 def test_another_error_comes_through_as_it_is(tmp_path: Path, statement: str) -> None:
     root = package(tmp_path, first=statement + "\n")
-    alone, ours = python(root, "import torchvision"), python(root, "import unstride, torchvision")
+    alone, ours = python(root, ALONE), python(root, "import unstride, torchvision")
     assert ours.returncode == alone.returncode == 1
     assert ours.stderr.splitlines()[-1] == alone.stderr.splitlines()[-1]
     assert said(root, f"import unstride\ntry:\n  import torchvision\nexcept Exception: pass\n{DECLARED}") == "0"
@@ -188,3 +189,15 @@ def test_the_order_is_looked_at() -> None:
         "torchvision",
     ]
     assert sum("unstride" in imported(block) for path in SHOWN for block in blocks(path)) > 10
+
+
+@pytest.mark.parametrize("binary", [None, "_C.so"])
+def test_python_starts_with_unstride_only_where_the_pair_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binary: str | None
+) -> None:
+    root = package(tmp_path / "libraries", binary=binary)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(SOURCE)]))
+    said_so, file = settle(tmp_path), tmp_path / "unstride-torchvision.pth"
+    assert file.exists() == (binary is None) and ("nothing to do" in said_so) == (binary is not None)
+    if file.exists():  # as Python reads it when it starts
+        assert said(root, f"import site; site.addsitedir({str(tmp_path)!r}); import torchvision; {DECLARED}") == "1"

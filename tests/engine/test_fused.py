@@ -284,3 +284,40 @@ def test_parts_of_a_depthwise_convolution_are_counted(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Run, "_level", watch)
     better(images)
     assert measured and max(measured) <= 1.1
+
+
+class Same(nn.Module):
+    """A depthwise convolution after a pad of its own, as TF's "same" has it."""
+
+    def __init__(self, taps: int, stride: int, sides: tuple[int, int, int, int], fill: float = 0.0) -> None:
+        super().__init__()
+        self.stem, self.deep = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, taps, stride, groups=8)
+        self.sides, self.fill = sides, fill
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu6(self.deep(F.pad(F.relu6(self.stem(x)), self.sides, value=self.fill))).mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("net", "taken"),
+    [
+        (Same(3, 2, (0, 1, 0, 1)), True),
+        (Same(5, 2, (1, 2, 1, 2)), True),
+        (Same(3, 1, (2, 0, 0, 1)), True),
+        (Same(3, 3, (1, 1, 3, 2)), True),
+        (Same(3, 2, (0, 1, 0, 1), fill=1.0), False),
+        (Same(3, 2, (0, 1, 0, -1)), False),
+    ],
+    ids=["3x3", "5x5", "uneven", "stride 3", "filled with ones", "cut"],
+)
+@pytest.mark.parametrize("value", [0.5, float("inf"), float("nan")])
+def test_zero_taps_stand_for_a_pad(net: nn.Module, taken: bool, value: float) -> None:
+    net, images = net.eval(), torch.randn(3, 3, 24, 24)
+    images[1, 0, -1, -1] = value  # read next to the pad, where a zero tap would make NaN of it
+    better = unstride.enhance(net, images[:1], recipe="flip", task="classification")
+    engine = better.plan.engine_for([better.plan.found.space.zero])
+    made = [type(m).__name__ for m in engine.as_trained[0].module.modules()]
+    assert (made.count("PaddedDepthwise") == 1) == taken
+    with torch.no_grad():
+        wanted = (net(images) + net(images.flip(3))) / 2
+    torch.testing.assert_close(better(images), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)

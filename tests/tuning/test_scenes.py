@@ -98,9 +98,9 @@ def test_the_whole_way(tmp_path):
     done = CliRunner().invoke(app, [*ask, "--out", str(out), "--cache", str(tmp_path / "pool"), "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout[done.stdout.index("{") :])
-    assert [row["name"] for row in found["rows"]][:2] == ["plain", "flip"] and "mIoU %" in found["rows"][0]
+    assert [row["name"] for row in found["rows"]][:2] == ["plain", "flip"] and 0 < found["rows"][0]["mIoU"] < 1
     rows = {row["name"]: row for row in found["rows"]}
-    assert rows["flip"]["time"].endswith("x") and float(rows["paper, 10 states"]["cost"]) > 4
+    assert rows["flip"]["time"] > 0 and rows["paper, 10 states"]["cost"] > 4
     loaded = unstride.models.load(name)
     images = torch.randn(1, 1, 96, 96)
     better = unstride.enhance(loaded.model, images, recipe=out, preprocess=loaded.preprocess)

@@ -138,7 +138,10 @@ def test_the_whole_way_on_the_sample(tuned, tmp_path):
     text = str(tuned)
     for word in ("plain", "flip", "tuned for 1.5", "accuracy", "corrected"):
         assert word in text
-    assert set(tuned.frontier) == {1.1, 1.25, 1.5}
+    assert list(tuned.frontier) == [1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0] and tuned.asked == 1.5
+    assert tuned.lines[tuned.at].name == "tuned for 1.5" and tuned.certificate == tuned.lines[tuned.at].certificate
+    assert not tuned.frontier[1.5].stages or tuned.recipe == tuned.frontier[1.5]
+    assert [line.time is None for line in tuned.lines[tuned.at :]] == [False] + 4 * [True]  # dearer than was asked for
     path = tuned.save(tmp_path / "tuned.toml")
     loaded = unstride.models.load("sample")
     data = unstride.data.load("sample", loaded.preprocess, limit=16)
@@ -158,6 +161,14 @@ def test_the_pool_is_not_computed_twice(tmp_path, monkeypatch):
 def test_a_guard_refuses_what_may_lose(monkeypatch):
     tuned = unstride.tune("sample", "sample", 1.5, pool="small", limit=64, paper=False, frontier=False, guard=0.0)
     assert tuned.recipe.plain and "leave it alone" in tuned.verdict
+
+
+def test_a_precision_is_not_dropped_in_silence():
+    loaded = unstride.models.load("sample")
+    data = unstride.data.load("sample", loaded.preprocess, limit=64)
+    better = unstride.enhance(loaded.model, data.tensors(0)[0][None], precision="bfloat16")
+    with pytest.raises(OptionError, match="bfloat16"):
+        unstride.tune(better, data, pool="small")
 
 
 def test_bad_questions():

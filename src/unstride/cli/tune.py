@@ -101,8 +101,7 @@ def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_
         report.write_text(page(tuned, title), encoding="utf-8")
         made["report"] = str(report)
     if as_json:
-        rows = [dict(zip(("name", *tuned.table()[0][1:]), row, strict=True)) for row in tuned.table()[1:]]
-        typer.echo(strict.dumps({"rows": rows, "verdict": tuned.verdict, "cost": tuned.cost, **made}))
+        typer.echo(strict.dumps({**tuned.to_json(), **made}))
         return
     typer.echo(str(tuned))
     for written in made.values():

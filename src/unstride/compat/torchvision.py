@@ -3,12 +3,17 @@
 Importing it then fails with "operator torchvision::nms does not exist". None of unstride's work needs those
 operators, only their schemas. So `import unstride` watches the import of torchvision: where it works, nothing is
 done; where it has failed with that error, the schemas are declared and it is imported once more.
+
+`python -m unstride.compat` has every Python of an environment with such a pair import unstride when it
+starts: then torchvision, and timm, which needs it, can be imported before unstride as well.
 """
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +22,7 @@ _SCHEMAS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _ERROR = "operator torchvision::"
+ALONE = "import sys; sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != '_Watch']; import torchvision"
 _declared: list[Any] = []  # the library, kept alive: the schemas vanish with it
 
 
@@ -71,6 +77,16 @@ def _declare() -> None:
         if not hasattr(torch.ops.torchvision, schema.split("(")[0]):
             library.define(schema)
     _declared.append(library)
+
+
+def settle(site: Path) -> str:
+    """Have Pythons that look for packages in `site` start with unstride, if torchvision cannot be imported alone."""
+    alone = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
+    if _ERROR not in alone.stderr:
+        return "nothing to do: torchvision can be imported, or fails for another reason"
+    file = site / "unstride-torchvision.pth"
+    file.write_text("import unstride\n", encoding="utf-8")
+    return f"torchvision does not fit torch here; unstride now starts with Python ({file.name})"
 
 
 def install() -> None:

@@ -90,7 +90,6 @@ def _shown(
     head = (HEAD[0], f"{metric} %", *HEAD[2:])
     used = [k for k in range(len(head)) if any(line.cells()[k] for line in tuned.lines)]
     table = tuple(tuple(line.cells()[k] for k in used) for line in tuned.lines)
-    last = frozenset({len(tuned.lines) - 1})
     proof = Table(
         ("", metric, "gain, points", "corrected / corrupted", "cost"),
         tuple(_cells(r, key) for r in rows),
@@ -99,7 +98,7 @@ def _shown(
     )
     blocks: list[Block] = [
         Text(f"{words} Each picture is judged by a recipe that was chosen without it."),
-        Table(tuple(head[k] for k in used), table, tuned.verdict, last),
+        Table(tuple(head[k] for k in used), table, tuned.verdict, frozenset({tuned.at})),
         frontier_chart(list(tuned.lines)),
         Text(f"The recipe, also in {file.name}: {'; '.join(line.strip() for line in str(tuned.recipe).splitlines())}"),
         proof,

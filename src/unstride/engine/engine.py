@@ -31,8 +31,8 @@ class Engine:
     `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
     `max_bytes` bounds stored prefixes and the chunk under way together (not below twice what the plain network needs
     for the images): where they exceed it, prefixes are forgotten and made again. Results do not depend on it.
-    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`. `thin`: only the plain
-    network is asked for, and these values need not be computed whole, see `graph.thin`.
+    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`. `thin`: values that need
+    not be computed whole where `found` is uncut, see `graph.thin`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Engine:
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
-        self.moved = self.as_trained if thin else [self.cutter.segment(k, taps, moved=True) for k in levels]
+        self.moved = self.as_trained if not self.depth else [self.cutter.segment(k, taps, moved=True) for k in levels]
         # Rows that a level does not move need no new layout of operands, if the plain variant reads and gives alike.
         alike = [
             (a.inputs, a.outputs) == (m.inputs, m.outputs) for a, m in zip(self.as_trained, self.moved, strict=True)
@@ -103,11 +103,10 @@ class Engine:
         return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, True)
 
     def still(self) -> "Engine":
-        """The same for the plain network alone: itself, or one that computes only what is read."""
-        thin = thinned(self.graph, [*self.taps, *self.plain]) if self.cutter.run_segment is not as_it_is else {}
-        if not thin:
-            return self
-        return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, thin=thin)
+        """The same for the plain network alone: in one piece, a few images at a time, and only what is read."""
+        run, found = self.cutter.run_segment, self.found.uncut()
+        thin = thinned(self.graph, [*self.taps, *self.plain]) if run is not as_it_is else {}
+        return Engine(self.graph, found, self.taps, self.plain, self.max_bytes, run, thin=thin)
 
     def closed(self, levels: Iterable[int]) -> set[int]:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""
@@ -230,8 +229,9 @@ class Run:
         for image, state in requests:
             if not 0 <= image < len(self.macs):
                 raise OptionError(f"image {image}: this run has {len(self.macs)} images")
-            engine.found.space.parse(state)
-            if engine.cutter.thin and not state.plain:
+            if engine.depth:
+                engine.found.space.parse(state)
+            elif not state.plain:
                 raise OptionError(f"state {state}: this engine computes only what the plain network reads")
         self.ahead, self.answered = {key: place for place, key in enumerate(ahead)}, 0
         if keep is None:

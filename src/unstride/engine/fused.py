@@ -20,6 +20,7 @@ from unstride.engine.norms import FusedNorm
 from unstride.engine.packing import AFTER, Activation, Packing
 from unstride.engine.transposed import FusedTransposed
 from unstride.geometry.layers import SubsamplingLayer
+from unstride.geometry.natural import Padded, padded
 from unstride.geometry.states import State
 
 aten = torch.ops.aten
@@ -148,6 +149,34 @@ class MovedDepthwise(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+class PaddedDepthwise(nn.Module):
+    """A depthwise convolution after a pad with zeros, as TF's "same" has it: zero taps instead of a copy of the map.
+
+    Both ends are padded as the wider one is, and the taps that then read farther than the network does are 0. Where the
+    map is not finite, of which a zero tap is no 0, it is padded after all.
+    """
+
+    def __init__(
+        self, sides: Sequence[tuple[int, int]], weight: Tensor, bias: Tensor | None, args: tuple[Any, ...],
+        act: Activation, tame: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        stride, padding, dilation, groups = args
+        wide = [max(pair) for pair in sides]
+        zeros = [w - side for w, pair in zip(reversed(wide), reversed(sides), strict=True) for side in pair]
+        own = for_each(padding, len(wide))
+        where = (stride, [w + p for w, p in zip(wide, own, strict=True)], dilation, groups)
+        self.conv, self.tame = FusedConv(Packing(F.pad(weight, zeros)), bias, where, act, tame), tame
+        self.copied = FusedConv(Packing(weight), bias, args, act, tame)
+        self.pads = [side for pair in reversed(sides) for side in pair]
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv(x)
+        if (not self.tame or wild_now()) and not out.sum().isfinite():
+            return self.copied(F.pad(x, self.pads))
+        return out
+
+
 @dataclass(frozen=True)
 class _Taps:
     """How a convolution reads from `start` on: with more padding, and with zero taps before or after its own."""
@@ -195,9 +224,12 @@ class Fuser:
         end, act = _activation_after(module, end, other is not None)
         where, inputs = tuple(args[3:7]), (args[0],) if other is None else (args[0], other)
         moved = self._large_mover(module, args[0], weight, where) if other is None else None
+        pad = _zero_pad(args[0], weight, where) if other is None else None
         if moved is not None:
             made: nn.Module = MovedDepthwise(moved[0], weight, bias, where, act, tame, moved[1])
             inputs = args[0].args
+        elif pad is not None:
+            made, inputs = PaddedDepthwise(pad.sides, weight, bias, where, act, tame), (pad.source,)
         else:
             made = FusedConv(self._packing(weight), bias, where, act, tame)
         _put(module, name, made, inputs, end, parts=moved is not None)
@@ -227,6 +259,20 @@ class Fuser:
         large = math.prod(shape) * weight.itemsize >= _LARGE
         taps = MovedDepthwise.taps(mover, self.layers, weight, where, shape[1:]) if large else None
         return (mover, taps) if taps is not None else None
+
+
+def _zero_pad(operand: Any, weight: Tensor, where: tuple[Any, ...]) -> Padded | None:
+    """What pads a depthwise convolution's operand with zeros, for it alone."""
+    pad = padded(operand) if isinstance(operand, Node) and _only_user(operand) is not None else None
+    if pad is None or pad.mode != "constant" or min(map(min, pad.sides)) < 0 or any(_filled(operand)):
+        return None
+    depthwise = weight.shape[1] == 1 and weight.shape[0] == where[3]
+    return pad if depthwise and set(for_each(where[2], len(pad.sides))) == {1} else None
+
+
+def _filled(pad: Node) -> list[Any]:
+    """What a pad is asked to fill in, where it says so: numbers other than 0."""
+    return [v for v in [*pad.args[2:], *pad.kwargs.values()] if isinstance(v, int | float) and v != 0]
 
 
 def _norm(module: GraphModule, n: Node, name: str) -> None:

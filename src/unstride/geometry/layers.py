@@ -1,6 +1,6 @@
 """What a graph subsamples, in nouns: its layers, what was left out, which operands a selection moves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch.fx import Node
@@ -86,6 +86,10 @@ class Subsampling:
 
     def grid(self, node: Node) -> Grid | None:
         return grid_at(self.trace, node)
+
+    def uncut(self) -> "Subsampling":
+        """The same network with nothing to move in it."""
+        return replace(self, layers=(), shifts=(), strides=(), level=dict.fromkeys(self.level, 0))
 
     @property
     def mostly_convolutions(self) -> bool:

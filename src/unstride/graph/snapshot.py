@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unstride.graph.watch import Span, Watch, inner_pages
+from unstride.graph.watch import LEAST, PAGE, Span, Watch, inner_pages
 
 COLUMNS = 509  # a prime: weights that change places (a flipped kernel, other channels first) change columns
 _REGISTERS = ("_parameters", "_buffers", "_modules")  # what they hold is known by the module's own name
@@ -86,7 +86,7 @@ class _Contents:
         ]
         number = {span: k for k, span in enumerate(self.watch.spans)}
         self.short: list[Any] = []
-        self.long: list[Any] = []  # read at every look
+        self.long: list[Any] = []  # read at every look, as sums
         self.asked: list[tuple[int, Any, bytes]] = []  # read where the kernel saw a write, but for their edges
         self.watched: list[Tensor] = []
         for t, memory, (_, digests) in zip(self.tensors, self.memory, self.each, strict=True):
@@ -97,7 +97,7 @@ class _Contents:
                     self.short += _edges(m, span)
                     self.watched.append(t)
                 else:
-                    (self.short if m.ndim == 1 else self.long).append(m)
+                    (self.short if _short(m) else self.long).append(m)
         self.places, self.read = self._places(), self._read()
 
     def _places(self) -> list[Any]:
@@ -268,6 +268,11 @@ def _memory(t: Tensor) -> list[Any]:
     memory = flat.numpy()
     whole = memory.nbytes // (8 * COLUMNS) * (8 * COLUMNS)
     return [memory[:whole].view(np.int64).reshape(-1, COLUMNS), memory[whole:]] if whole else [memory]
+
+
+def _short(m: Any) -> bool:
+    """Whether an array is compared byte by byte: sooner done than a call for its sums."""
+    return isinstance(m, np.ndarray) and (m.ndim == 1 or m.nbytes <= LEAST * PAGE)
 
 
 def _pages(m: Any) -> Span | None:

@@ -191,7 +191,7 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
         states = [look.state for look in looks if look.view == view]
         images, plan, crop = better.fitted(source.see(view))
         engine = plan.engine_for(states)
-        together = engine.images_at_once(range(1, plan.engine.depth + 1), len(states), better.max_bytes)
+        together = plan.engine.images_at_once(range(1, plan.engine.depth + 1), len(states), better.max_bytes)
         parts: dict[Look, list[Tensor]] = {}
         for start in range(0, len(rows), together):
             part = rows[start : start + together]

@@ -9,13 +9,13 @@ from unstride.tuning.tuned import Line, Tuned
 
 def page(tuned: Tuned, title: str) -> str:
     """A self-contained page without scripts."""
-    plain, last = tuned.lines[0], tuned.lines[-1]
+    plain, asked = tuned.lines[0], tuned.lines[tuned.at]
     facts = (
         (plain.shown, f"{tuned.metric}, plain"),
-        (last.shown, f"{tuned.metric}, {last.name}, on pictures its choice did not see"),
-        (f"{last.cost:.2f}", "plain forwards per picture"),
+        (asked.shown, f"{tuned.metric}, {asked.name}, on pictures its choice did not see"),
+        (f"{asked.cost:.2f}", "plain forwards per picture"),
     )
-    shown = Table(tuned.head, tuple(line.cells() for line in tuned.lines), strong=frozenset({len(tuned.lines) - 1}))
+    shown = Table(tuned.head, tuple(line.cells() for line in tuned.lines), strong=frozenset({tuned.at}))
     return render_report(
         title,
         [

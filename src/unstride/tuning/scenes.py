@@ -31,10 +31,10 @@ _SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for muc
 
 
 def tune_scenes(
-    better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], pool: str, objective: str,
+    better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], cost: float, pool: str, objective: str,
     guard: float | None, cache_dir: str | Path | None, seed: int, progress: bool, paper: bool = False,
 ) -> Tuned:  # fmt: skip
-    """The best recipe under the last of the ceilings, and its proof by bootstrap over pictures."""
+    """The best recipe under the ceiling `cost`, and its proof by bootstrap over pictures."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
     units, work, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
@@ -59,7 +59,7 @@ def tune_scenes(
     most = max(len(s.pixels) for s in found.said)
     if any(s.stands > 1 for s in found.said):
         notes.append(f"figures are of {most:,} labelled pixels of each picture at the most, always the same")
-    return Mapped(found, better, objective, seed, beside, given[0].source).tuned(ceilings, guard, notes)
+    return Mapped(found, better, objective, seed, beside, given[0].source).tuned(ceilings, cost, guard, notes)
 
 
 class Mapped:
@@ -75,7 +75,7 @@ class Mapped:
         self.plain = areas(pool, pool.p[0])
         self.right = pool.p[0].argmax(1) == pool.labels
 
-    def tuned(self, ceilings: Sequence[float], guard: float | None, notes: Sequence[str]) -> Tuned:
+    def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None, notes: Sequence[str]) -> Tuned:
         pool = self.pool
         lines = [self.line("plain", pool.p[0], torch.ones(len(pool)))]
         run: dict[str, Recipe] = {}
@@ -85,18 +85,22 @@ class Mapped:
             run[name] = Recipe(name, "segmentation", laid(units), "probabilities")
         lines += [self.line(name, *found) for name, found in self.beside.items()]
         frontier: dict[float, Recipe] = {}
+        chosen: dict[float, Places] = {}
         for ceiling in ceilings:
-            places = choose_pixels(pool, ceiling, self.objective, self.seed)
+            places = chosen[ceiling] = choose_pixels(pool, ceiling, self.objective, self.seed)
             name = f"tuned for {ceiling:g}"
             frontier[ceiling] = Recipe(name, "segmentation", stages_of(places, pool), "probabilities")
             line = self.line(name, *self.crossed(ceiling), places.told(pool))
             lines.append(replace(line, certificate=crossed(line.certificate, FOLDS)))
-        recipe, proof, words = settled(lines, frontier, guard)
-        places = Places() if recipe.plain else places
+            run |= {name: frontier[ceiling]} if ceiling <= cost else {}
+        recipe, proof, words = settled(lines, frontier, cost, guard)
+        places = Places() if recipe.plain else chosen[cost]
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
         ours = self.better.with_options(recipe=recipe)
-        lines = with_times(lines, run | {r.name: r for r in frontier.values()}, self.better, self.source)
-        return Tuned(recipe, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %")
+        lines = with_times(lines, run, self.better, self.source)
+        return Tuned(
+            recipe, cost, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %"
+        )  # fmt: skip
 
     def crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:
         """Probabilities (M, K) and costs (N,) of each picture by a recipe that was chosen without it."""

@@ -41,7 +41,7 @@ class Judged:
         trains = [(self.folds != k).nonzero()[:, 0] for k in range(FOLDS)]
         self.parts = [Heard(self.pool.rows(train), found.units) for train in trains]
 
-    def tuned(self, ceilings: Sequence[float], guard: float | None) -> Tuned:
+    def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
         run: dict[str, Recipe] = {}
         rows = [self._row("plain", self.pool.plain, torch.ones(len(self.pool)))]
         for name, units in usual(list(self.found.units)).items():
@@ -53,17 +53,18 @@ class Judged:
         for ceiling in ceilings:
             choice = choose_looks(self.whole, ceiling, self.seed)
             name = f"tuned for {ceiling:g}"
-            frontier[ceiling] = run[name] = self._recipe(choice, name)
+            frontier[ceiling] = self._recipe(choice, name)
+            run |= {name: frontier[ceiling]} if ceiling <= cost else {}
             rows.append((name, *self._crossed(ceiling), str(choice)))
         lines = self._lines(rows, len(ceilings))
-        recipe, proof, words = settled(lines, frontier, guard)
+        recipe, proof, words = settled(lines, frontier, cost, guard)
         spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
         ours = self.better.with_options(recipe=recipe)
         if self.source is not None:
             lines = with_times(lines, run, self.better, self.source)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         return Tuned(
-            recipe, spent, frontier, tuple(lines), proof, words, ours, self.pool, notes,
+            recipe, cost, spent, frontier, tuple(lines), proof, words, ours, self.pool, notes,
             metric=self.judge.metric, beside=self.judge.beside,
         )  # fmt: skip
 

@@ -94,7 +94,7 @@ def tune(
     check_limit(limit)
     loaded, data, task = _loaded(model, data, weights, limit, task)
     module = loaded.model if isinstance(loaded, Loaded) else loaded
-    ceilings = [c for c in CEILINGS if c < cost] + [cost] if frontier else [cost]
+    ceilings = sorted({*CEILINGS, float(cost)}) if frontier else [float(cost)]
     if window is not None and task != "segmentation":
         raise OptionError(f"window: got {window}, but it is for segmentation, and this is {task}: leave it out")
     if progress and launched().leads:
@@ -106,7 +106,7 @@ def tune(
             )
         better, seen = _ready(module, data, task, scenes(data, _like(module), window))
         by = objective or "likelihood"
-        tuned = tune_scenes(better, seen, ceilings, pool, by, guard, cache_dir, seed, progress, paper)
+        tuned = tune_scenes(better, seen, ceilings, cost, pool, by, guard, cache_dir, seed, progress, paper)
         return _doubted(tuned, loaded, 1 / better.plan.classes)
     _check_objective(objective, task)
     better, given = _ready(module, data, task, parts(data, _like(module), task))
@@ -123,7 +123,7 @@ def tune(
             beside["yours"] = answers(mine, given, folder, us, progress)
     if task in JUDGES:
         judged = Judged(found, better, seed, beside, given[0].source)
-        return _doubted(judged.tuned(ceilings, guard), loaded, judged.judge.chance)
+        return _doubted(judged.tuned(ceilings, cost, guard), loaded, judged.judge.chance)
     by = objective or OBJECTIVES[0]
     tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
     return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / better.plan.classes)
@@ -203,6 +203,12 @@ def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
     if isinstance(model, Enhanced):
         if model.task != task:
             raise OptionError(f"the model was enhanced for {model.task}, but is to be tuned for {task}")
+        if model.recipe.precision is not None:
+            raise OptionError(
+                f"precision: this model is enhanced for {model.recipe.precision}, and tune measures in the model's "
+                "own; give the model itself, and the precision to what was tuned: enhance(model, example, "
+                "recipe=FILE, precision=...)"
+            )
         better = model.with_options(recipe="plain")
         better.fitted(example)
         return better
@@ -244,7 +250,7 @@ class Tuning:
             frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
             lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
-        recipe, proof, words = settled(lines, frontier, guard)
+        recipe, proof, words = settled(lines, frontier, cost, guard)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
@@ -252,11 +258,11 @@ class Tuning:
         spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
         better = self.better.with_options(recipe=recipe)
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
-        run |= {r.name: r for r in frontier.values()}
+        run |= {r.name: r for ceiling, r in frontier.items() if ceiling <= cost}
         if self.source is not None:
             lines = with_times(lines, run, self.better, self.source)
         return Tuned(
-            recipe, spent, frontier, tuple(lines), proof, words, better, self.pool, notes,
+            recipe, cost, spent, frontier, tuple(lines), proof, words, better, self.pool, notes,
             held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
         )  # fmt: skip
 

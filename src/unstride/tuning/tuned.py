@@ -35,6 +35,15 @@ class Line:
         """The value; a share in per cent."""
         return f"{self.value:.4g}" if isinstance(self.certificate, Saved) else f"{100 * self.value:.2f}"
 
+    def to_json(self, metric: str, beside: str) -> dict[str, Any]:
+        """In numbers: shares as they are, not in per cent; plain has no gain."""
+        c, plain = self.certificate, self.name == "plain"
+        gained = {"gain": c.gain, "low": c.low, "high": c.high, "corrected": c.corrected, "corrupted": c.corrupted}
+        shown = {"name": self.name, metric: self.value, beside: self.beside}
+        return shown | dict.fromkeys(gained) | ({} if plain else gained) | {
+            "cost": self.cost, "time": self.time, "looks": self.what
+        }  # fmt: skip
+
     def cells(self) -> tuple[str, ...]:
         c = self.certificate
         gain = "" if self.name == "plain" else f"{100 * c.gain:+.2f} [{100 * c.low:+.2f}, {100 * c.high:+.2f}]"
@@ -56,15 +65,16 @@ HEAD = ("", "accuracy %", "NLL", "gain, 95 % interval", "corrected / corrupted",
 
 
 def settled(
-    lines: Sequence[Line], frontier: Mapping[float, Recipe], guard: float | None
+    lines: Sequence[Line], frontier: Mapping[float, Recipe], asked: float, guard: float | None
 ) -> tuple[Recipe, Certificate, str]:
-    """The recipe of the last ceiling, or plain where the guard refuses it; its certificate; what to do, in words.
+    """The recipe of the asked ceiling, or plain where the guard refuses it; its certificate; what to do, in words.
 
-    `lines`: those of the ceilings come last.
+    `lines`: those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove nothing of it.
     """
-    ceilings = list(frontier)
-    proofs = [line.certificate for line in lines[-len(ceilings) :]]
-    proof, recipe = proofs[-1], frontier[ceilings[-1]]
+    ceilings = [ceiling for ceiling in frontier if ceiling <= asked]
+    first = len(lines) - len(frontier)
+    proofs = [line.certificate for line in lines[first : first + len(ceilings)]]
+    proof, recipe = proofs[-1], frontier[asked]
     words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), ceilings, guard)
     if guard is not None and 100 * proof.low < -guard:
         recipe = get("plain", recipe.task).changed(name="guarded")
@@ -76,6 +86,7 @@ class Tuned:
     """`print(tuned)` is the table; `tuned.recipe` runs everywhere; `tuned.frontier` has the best at each cost."""
 
     recipe: Recipe
+    asked: float  # the ceiling that the recipe is for
     cost: float
     frontier: Mapping[float, Recipe]
     lines: tuple[Line, ...]
@@ -100,6 +111,11 @@ class Tuned:
         return conformal(self.pool, self.again, self.better, alpha, score)
 
     @property
+    def at(self) -> int:
+        """Which of the lines is of the asked ceiling."""
+        return len(self.lines) - len(self.frontier) + list(self.frontier).index(self.asked)
+
+    @property
     def head(self) -> tuple[str, ...]:
         """Of the table."""
         share = "saved %, 95 % interval" if isinstance(self.certificate, Saved) else HEAD[3]
@@ -107,6 +123,11 @@ class Tuned:
 
     def table(self) -> list[tuple[str, ...]]:
         return [self.head, *(line.cells() for line in self.lines)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The table in numbers, the verdict, and the mean cost of the recipe."""
+        rows = [line.to_json(self.metric.removesuffix(" %"), self.beside) for line in self.lines]
+        return {"rows": rows, "verdict": self.verdict, "asked": self.asked, "cost": self.cost}
 
     def __str__(self) -> str:
         rows = self.table()
