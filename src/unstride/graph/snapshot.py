@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_, methodcaller
+from operator import is_, itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -57,17 +57,20 @@ class _Held:
                 yield join(self.path, key) if self.named else self.path
 
 
-@dataclass(frozen=True, eq=False)
-class _Class:
-    """A module's class, and what its calls run."""
+class _Classes:
+    """The modules' classes, and what their calls run. There are many modules, and few classes."""
 
-    path: str
-    module: nn.Module
-    kind: type
-    forward: Any
+    def __init__(self, modules: dict[str, nn.Module]) -> None:
+        self.paths, self.modules = list(modules), list(modules.values())
+        self.kinds = list(map(type, self.modules))
+        self.forwards = {kind: getattr(kind, "forward", None) for kind in self.kinds}
 
-    def same(self) -> bool:
-        return type(self.module) is self.kind and getattr(self.kind, "forward", None) is self.forward
+    def changes(self) -> Iterator[str]:
+        others = {kind for kind, run in self.forwards.items() if getattr(kind, "forward", None) is not run}
+        if others or list(map(type, self.modules)) != self.kinds:
+            for path, module, kind in zip(self.paths, self.modules, self.kinds, strict=True):
+                if type(module) is not kind or kind in others:
+                    yield path or "model"
 
 
 class _Contents:
@@ -126,19 +129,39 @@ class _Contents:
 
 
 class _Registers:
-    """The dicts among what is held, in which the very same objects lie nearly always: all of them in one go."""
+    """The dicts among what is held, in which the very same objects lie nearly always: all of them in one go.
 
-    def __init__(self, held: list[_Held]) -> None:
+    Half of what a module's own dict holds is idle, and the rest is asked for by name; in other dicts the order counts.
+    """
+
+    def __init__(self, held: list[_Held], modules: Iterable[nn.Module]) -> None:
+        own = {id(module.__dict__) for module in modules}
         self.held = held
-        self.things = [part.thing for part in held]
-        self.sizes = list(map(len, self.things))
-        self.keys = [key for part in held for key in part.keys]
-        self.values = [value for part in held for value in part.values]
+        self.dicts = [part for part in held if id(part.thing) in own]
+        self.rest = [part for part in held if id(part.thing) not in own]
+        self.sizes = [len(part.thing) for part in (*self.dicts, *self.rest)]
+        self.named = [[key for key in part.keys if key not in _IDLE] for part in self.dicts]
+        self.asks = [
+            (part.thing, itemgetter(*keys, *keys[:1])) for part, keys in zip(self.dicts, self.named, strict=True)
+        ]
+        self.own = [value for thing, ask in self.asks for value in ask(thing)]
+        self.keys = [key for part in self.rest for key in part.keys]
+        self.values = [value for part in self.rest for value in part.values]
+
+    def _same(self) -> bool:
+        things = [part.thing for part in self.rest]
+        try:
+            return (
+                [len(part.thing) for part in (*self.dicts, *self.rest)] == self.sizes
+                and all(map(is_, chain.from_iterable(ask(thing) for thing, ask in self.asks), self.own))
+                and all(map(is_, chain.from_iterable(map(_VALUES, things)), self.values))
+                and all(map(is_, chain.from_iterable(things), self.keys))
+            )
+        except KeyError:  # something has another name
+            return False
 
     def changes(self) -> Iterator[str]:
-        same = list(map(len, self.things)) == self.sizes
-        same = same and all(map(is_, chain.from_iterable(map(_VALUES, self.things)), self.values))
-        if not (same and all(map(is_, chain.from_iterable(self.things), self.keys))):
+        if not self._same():
             yield from (path for part in self.held if not part.same() for path in part.changes())
 
 
@@ -149,7 +172,7 @@ class Snapshot:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.classes: list[_Class] = []
+        self.modules: dict[str, nn.Module] = {}
         self.held: list[_Held] = []
         self.empty: list[_Held] = []  # most are: a module has many registers
         self.tensors: dict[str, Tensor] = {}
@@ -158,13 +181,14 @@ class Snapshot:
         self._look("global hooks", torch.nn.modules.module._global_forward_hooks)
         self._look("global hooks", torch.nn.modules.module._global_forward_pre_hooks)
         self._things = [part.thing for part in self.empty]
-        self._registers = _Registers([part for part in self.held if part.keys])
+        self._classes = _Classes(self.modules)
+        self._registers = _Registers([part for part in self.held if part.keys], self.modules.values())
         self._lists = [part for part in self.held if not part.keys]
         self._contents = _Contents(self.tensors)
 
     def changes(self) -> Iterator[str]:
         """What changed, by name."""
-        yield from (part.path or "model" for part in self.classes if not part.same())
+        yield from self._classes.changes()
         if any(self._things):
             yield from (path for part in self.empty for path in part.changes())
         yield from self._registers.changes()
@@ -188,7 +212,7 @@ class Snapshot:
         if inside is None:
             return
         if isinstance(value, nn.Module):
-            self.classes.append(_Class(path, value, type(value), getattr(type(value), "forward", None)))
+            self.modules[path] = value
         keys = tuple(inside) if isinstance(inside, dict) else ()
         values = tuple(inside.values() if isinstance(inside, dict) else inside)
         if not isinstance(value, tuple | frozenset):
