@@ -282,8 +282,9 @@ def in_time(every: Sequence[Row]) -> list[str]:
         "## In time",
         "",
         f"The recipe tuned for 1.5 takes no longer than the plain eager forward of the same batches in {len(free)} of "
-        f"{len(timed)} rows. Time is a multiple of that forward, in turns; every call looks for changes of the model, "
-        "by the kernel's word where it watches memory for writes (Linux from 6.7 on, as here), else by reading all "
+        f"{len(timed)} rows. Time is a multiple of that forward, in turns, over 32 pictures spread evenly over how "
+        "sure the plain network is; every call looks for changes of the model, by the kernel's word where it watches "
+        "memory for writes (Linux from 6.7 on, as here), else by reading all "
         "weights, which `with better.unchanged()` spares. Made by `python -m benchmarks.free --assets DIR`; rows, also "
         "of the other settings, in `benchmarks/free.csv`.",
         "",
