@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,43 +187,63 @@ Part = tuple[Table, Table, Tensor]  # of a fold: the other pictures, its own, an
 
 
 def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
-    """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
-    if not units:
-        return Choice()
-    whole = table(pool, units, temperatures_of(pool, units))
-    own = fit_temperature(whole.plain, whole.labels)
-    folds = fold_of(len(pool), FOLDS, seed)
-    parts = {True: list(_parts(whole, folds)), False: list(_parts(table(pool, units, {}), folds))}
-    tried = {PLAIN: losses(whole.plain, whole.labels, objective, own)}
-    for share in SHARES:
-        paths = [greedy(fitted, share, ceiling, objective, own) for fitted, _, _ in parts[True]]
-        for steps in range(1, min(map(len, paths)) + 1):
-            tried[Way(steps, share)] = _held(parts[True], [path[:steps] for path in paths], share, objective)
-    known, every = sets(units)
-    for some in sorted(every):
-        share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
-        if share < SHARES[0]:  # behind the gate where it just spends the ceiling
-            continue
-        found = {m: _held(parts[m], [list(some)] * FOLDS, share, objective) for m in (some not in known, True)}
-        matched = False not in found or difference(found[False], found[True]) > 2.0
-        tried[Way(len(some), share, some, matched)] = found[matched]
-    way = surest(tried, known)
-    if way == PLAIN:
-        return Choice()
-
-    def path_of(t: Table) -> list[int]:
-        return list(way.units) or greedy(t, way.share, ceiling, objective, own)[: way.steps]
-
-    chosen = tuple(units[u] for u in path_of(whole))
-    return Choice(chosen, way.share, *refined(parts[way.matched], way.share, path_of, objective), way.matched)
+    """The choice under this ceiling."""
+    return Chooser(pool, units, objective, seed).choice(ceiling)
 
 
-def _held(parts: Sequence[Part], paths: Sequence[list[int]], share: float, objective: str) -> Tensor:
-    """What each picture loses (N,) by the units that were chosen on the other folds."""
-    out = torch.empty(sum(len(held) for _, _, held in parts), dtype=torch.float64)
-    for (fitted, test, held), took in zip(parts, paths, strict=True):
-        out[held] = _lost(fitted, test, took, threshold(fitted.margin, share), VARIANTS[0], objective)
-    return out
+class Chooser:
+    """`Chooser(pool, units).choice(1.5)`: what was found out for one ceiling is known for the next."""
+
+    def __init__(self, pool: Pool, units: Sequence[Unit], objective: str = "likelihood", seed: int = 0) -> None:
+        self.units, self.objective = units, objective
+        if units:
+            self.whole = table(pool, units, temperatures_of(pool, units))
+            self.own = fit_temperature(self.whole.plain, self.whole.labels)
+            folds = fold_of(len(pool), FOLDS, seed)
+            self.parts = {True: list(_parts(self.whole, folds)), False: list(_parts(table(pool, units, {}), folds))}
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+
+    def choice(self, ceiling: float) -> Choice:
+        """Under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
+        if not self.units:
+            return Choice()
+        whole, tried = self.whole, {PLAIN: losses(self.whole.plain, self.whole.labels, self.objective, self.own)}
+        for share in SHARES:
+            paths = [self._greedy(fitted, share, ceiling) for fitted, _, _ in self.parts[True]]
+            for steps in range(1, min(map(len, paths)) + 1):
+                tried[Way(steps, share)] = self._held(True, [path[:steps] for path in paths], share)
+        known, every = sets(self.units)
+        for some in sorted(every):
+            share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
+            if share < SHARES[0]:  # behind the gate where it just spends the ceiling
+                continue
+            found = {m: self._held(m, [list(some)] * FOLDS, share) for m in (some not in known, True)}
+            matched = False not in found or difference(found[False], found[True]) > 2.0
+            tried[Way(len(some), share, some, matched)] = found[matched]
+        way = surest(tried, known)
+        if way == PLAIN:
+            return Choice()
+
+        def path_of(t: Table) -> list[int]:
+            return list(way.units) or self._greedy(t, way.share, ceiling)[: way.steps]
+
+        chosen = tuple(self.units[u] for u in path_of(whole))
+        merge = refined(self.parts[way.matched], way.share, path_of, self.objective)
+        return Choice(chosen, way.share, *merge, way.matched)
+
+    def _greedy(self, t: Table, share: float, ceiling: float) -> list[int]:
+        return greedy(t, share, ceiling, self.objective, self.own)
+
+    def _held(self, matched: bool, paths: Sequence[list[int]], share: float) -> Tensor:
+        """What each picture loses (N,) by the units that were chosen on the other folds."""
+        key = (matched, tuple(map(tuple, paths)), share)
+        if key not in self._known:
+            parts = self.parts[matched]
+            out = self._known[key] = torch.empty(sum(len(held) for _, _, held in parts), dtype=torch.float64)
+            for (fitted, test, held), took in zip(parts, paths, strict=True):
+                below = threshold(fitted.margin, share)
+                out[held] = _lost(fitted, test, took, below, VARIANTS[0], self.objective)
+        return self._known[key]
 
 
 def _lost(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,39 +107,48 @@ def saves(pool: Pixels, below: float) -> bool:
 
 
 def choose_pixels(pool: Pixels, ceiling: float, objective: str = "likelihood", seed: int = 0) -> Places:
-    """The choice under this ceiling: cross-validated over how far the greedy order is followed at how many tiles."""
-    folds = fold_of(len(pool), FOLDS, seed)
-    tiles = torch.cat([s.sure.flatten() for s in pool.said])
-    held = [(folds == k).nonzero()[:, 0] for k in range(FOLDS)]
-    parts = [pool.rows(rows.tolist()) for rows in held]
-    tried = {PLAIN: _crossed(pool, parts, held, [()] * FOLDS, None, objective)}
-    for share in SHARES:
-        below = None if share >= 1 else threshold(tiles, share)
-        if below is not None and not saves(pool, below):
-            continue
-        paths = [greedy(pool, (folds != k).nonzero()[:, 0], below, ceiling) for k in range(FOLDS)]
-        for j in range(1, min(map(len, paths)) + 1):
-            tried[Way(j, share)] = _crossed(pool, parts, held, [path[:j] for path in paths], below, objective)
-    known, every = sets(pool.units)
-    for some in sorted(every):
-        if 1 + sum(float(pool.cost(u, None).mean()) for u in some) <= ceiling + 1e-9:
-            tried[Way(len(some), 1.0, some)] = _crossed(pool, parts, held, [some] * FOLDS, None, objective)
-    way = surest(tried, known)
-    if way == PLAIN or way.units:
-        return Places(way.units)
-    below = None if way.share >= 1 else threshold(tiles, way.share)
-    return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)
+    """The choice under this ceiling."""
+    return PixelChooser(pool, objective, seed).choice(ceiling)
 
 
-def _crossed(
-    pool: Pixels, parts: Sequence[Pixels], held: Sequence[Tensor], paths: Sequence[Sequence[int]], below: float | None,
-    objective: str,
-) -> Tensor:  # fmt: skip
-    """Losses (N,) of each fold's pictures by the path that was chosen without them."""
-    seen = [simulate_pixels(part, path, below).p for part, path in zip(parts, paths, strict=True)]
-    order = torch.cat(list(held))
-    whole = losses(joined(parts), torch.cat(seen), objective)
-    return torch.empty_like(whole).scatter(0, order, whole)
+class PixelChooser:
+    """`PixelChooser(pool).choice(2.0)`: what was found out for one ceiling is known for the next."""
+
+    def __init__(self, pool: Pixels, objective: str = "likelihood", seed: int = 0) -> None:
+        self.pool, self.objective = pool, objective
+        self.folds = fold_of(len(pool), FOLDS, seed)
+        self.held = [(self.folds == k).nonzero()[:, 0] for k in range(FOLDS)]
+        self.parts = [pool.rows(rows.tolist()) for rows in self.held]
+        tiles = torch.cat([s.sure.flatten() for s in pool.said])
+        belows = {share: None if share >= 1 else threshold(tiles, share) for share in SHARES}
+        self.belows = {share: b for share, b in belows.items() if b is None or saves(pool, b)}
+        self._known: dict[tuple[Any, ...], Tensor] = {}
+
+    def choice(self, ceiling: float) -> Places:
+        """Under this ceiling: cross-validated over how far the greedy order is followed at how many tiles."""
+        pool, tried = self.pool, {PLAIN: self._crossed([()] * FOLDS, None)}
+        for share, below in self.belows.items():
+            paths = [tuple(greedy(pool, (self.folds != k).nonzero()[:, 0], below, ceiling)) for k in range(FOLDS)]
+            for j in range(1, min(map(len, paths)) + 1):
+                tried[Way(j, share)] = self._crossed([path[:j] for path in paths], below)
+        known, every = sets(pool.units)
+        for some in sorted(every):
+            if 1 + sum(float(pool.cost(u, None).mean()) for u in some) <= ceiling + 1e-9:
+                tried[Way(len(some), 1.0, some)] = self._crossed([some] * FOLDS, None)
+        way = surest(tried, known)
+        if way == PLAIN or way.units:
+            return Places(way.units)
+        below = self.belows[way.share]
+        return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)
+
+    def _crossed(self, paths: Sequence[tuple[int, ...]], below: float | None) -> Tensor:
+        """Losses (N,) of each fold's pictures by the path that was chosen without them."""
+        key = (tuple(paths), below)
+        if key not in self._known:
+            seen = [simulate_pixels(part, path, below).p for part, path in zip(self.parts, paths, strict=True)]
+            whole = losses(joined(self.parts), torch.cat(seen), self.objective)
+            self._known[key] = torch.empty_like(whole).scatter(0, torch.cat(self.held), whole)
+        return self._known[key]
 
 
 def joined(parts: Sequence[Pixels]) -> Pixels:

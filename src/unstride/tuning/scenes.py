@@ -19,7 +19,7 @@ from unstride.recipe import Recipe
 from unstride.tuning.candidates import candidates, usual
 from unstride.tuning.certificate import Measured, crossed
 from unstride.tuning.choose import fold_of, laid
-from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, Places, areas, choose_pixels, losses, stages_of
+from unstride.tuning.choose_pixels import FOLDS, OBJECTIVES, PixelChooser, Places, areas, losses, stages_of
 from unstride.tuning.gather import PAPER, kept_in, looks_of, usable
 from unstride.tuning.parts import each
 from unstride.tuning.pixels import Pixels, Scene, answer_pixels, gather_pixels, simulate_pixels
@@ -86,11 +86,12 @@ class Mapped:
         lines += [self.line(name, *found) for name, found in self.beside.items()]
         frontier: dict[float, Recipe] = {}
         chosen: dict[float, Places] = {}
-        for ceiling in ceilings:
-            places = chosen[ceiling] = choose_pixels(pool, ceiling, self.objective, self.seed)
+        chooser = PixelChooser(pool, self.objective, self.seed)
+        for ceiling, told in self.crossed(ceilings).items():
+            places = chosen[ceiling] = chooser.choice(ceiling)
             name = f"tuned for {ceiling:g}"
             frontier[ceiling] = Recipe(name, "segmentation", stages_of(places, pool), "probabilities")
-            line = self.line(name, *self.crossed(ceiling), places.told(pool))
+            line = self.line(name, *told, places.told(pool))
             lines.append(replace(line, certificate=crossed(line.certificate, FOLDS)))
             run |= {name: frontier[ceiling]} if ceiling <= cost else {}
         recipe, proof, words = settled(lines, frontier, cost, guard)
@@ -102,15 +103,19 @@ class Mapped:
             recipe, cost, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %"
         )  # fmt: skip
 
-    def crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:
-        """Probabilities (M, K) and costs (N,) of each picture by a recipe that was chosen without it."""
-        p, costs = torch.empty_like(self.pool.p[0]), torch.ones(len(self.pool), dtype=torch.float64)
+    def crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor]]:
+        """At each ceiling probabilities (M, K) and costs (N,) of each picture by a recipe chosen without it."""
+        plain, each = self.pool.p[0], torch.ones(len(self.pool), dtype=torch.float64)
+        out = {ceiling: (torch.empty_like(plain), each.clone()) for ceiling in ceilings}
         for k in range(FOLDS):
             train, held = ((self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0])
-            places = choose_pixels(self.pool.rows(train.tolist()), ceiling, self.objective, self.seed)
-            seen = simulate_pixels(self.pool.rows(held.tolist()), places.units, places.below)
-            p[(self.folds == k)[self.pool.picture]], costs[held] = seen.p, seen.costs
-        return p, costs
+            chooser = PixelChooser(self.pool.rows(train.tolist()), self.objective, self.seed)
+            own = self.pool.rows(held.tolist())
+            for ceiling, (p, costs) in out.items():
+                places = chooser.choice(ceiling)
+                seen = simulate_pixels(own, places.units, places.below)
+                p[(self.folds == k)[self.pool.picture]], costs[held] = seen.p, seen.costs
+        return out
 
     def line(self, name: str, p: Tensor, costs: Tensor, what: str = "") -> Line:
         now: Integers = areas(self.pool, p)

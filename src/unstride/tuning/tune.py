@@ -31,7 +31,7 @@ from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import certify
-from unstride.tuning.choose import OBJECTIVES, Choice, choose, fold_of, laid, stages_of
+from unstride.tuning.choose import OBJECTIVES, Choice, Chooser, choose, fold_of, laid, stages_of
 from unstride.tuning.gather import Gathered, answers, gather, kept_in
 from unstride.tuning.judges import JUDGES, check_neighbours
 from unstride.tuning.parts import Part, parts
@@ -244,9 +244,9 @@ class Tuning:
         lines += [self._line(name, *found) for name, found in self.beside.items()]
         held: dict[float, Tensor] = {}
         frontier: dict[float, Recipe] = {}
-        for ceiling in ceilings:
-            logits, costs, warm = self._crossed(ceiling)
-            choice = choose(self.pool, self.units, ceiling, self.objective, self.seed)
+        chooser = Chooser(self.pool, self.units, self.objective, self.seed)
+        for ceiling, (logits, costs, warm) in self._crossed(ceilings).items():
+            choice = chooser.choice(ceiling)
             frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
             lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
@@ -269,21 +269,23 @@ class Tuning:
     def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
         return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
 
-    def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
-        logits, costs = torch.empty_like(self.pool.plain), torch.ones(len(self.pool), dtype=torch.float64)
-        warm = torch.empty(len(self.pool), dtype=torch.float64)
+    def _crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor, Tensor]]:
+        """At each ceiling logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
+        plain, each = self.pool.plain, torch.ones(len(self.pool), dtype=torch.float64)
+        out = {ceiling: (torch.empty_like(plain), each.clone(), each.clone()) for ceiling in ceilings}
         for k in range(FOLDS):
             train, held = (self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0]
             fitted, test = self.pool.rows(train), self.pool.rows(held)
-            choice = choose(fitted, self.units, ceiling, self.objective, self.seed)
-            stages = stages_of(choice, fitted)
-            done = simulate(test, stages, choice.merge)
             assert fitted.labels is not None and test.labels is not None
-            temperature = sure_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
-            logits[held], costs[held] = done.logits, done.costs
-            warm[held] = nll(done.logits, test.labels, temperature)
-        return logits, costs, warm
+            chooser = Chooser(fitted, self.units, self.objective, self.seed)
+            for ceiling, (logits, costs, warm) in out.items():
+                choice = chooser.choice(ceiling)
+                stages = stages_of(choice, fitted)
+                done = simulate(test, stages, choice.merge)
+                temperature = sure_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
+                logits[held], costs[held] = done.logits, done.costs
+                warm[held] = nll(done.logits, test.labels, temperature)
+        return out
 
     def _line(self, name: str, logits: Tensor, costs: Tensor, what: str = "", nlls: Tensor | None = None) -> Line:
         right = two_class(logits).argmax(1) == self.labels
