@@ -2,9 +2,11 @@
 
 Recipes over 32 pictures in batches, against the plain eager forward of the same batches, in turns: what is tuned for a
 cost of 1.5 on all pictures of a network (the pools of `benchmarks.frontier`, `--cache`) in batches of 1, 8 and 32, the
-other settings of the frontier in batches of 8. The 32 are spread evenly over how sure the plain network is, so that a
-gate lets as many through as of all pictures. Writes benchmarks/free.csv, from which `python -m
-benchmarks.frontier_page` makes a section of docs/results-tune.md and the columns of time.
+other settings of the frontier in batches of 8. Beside them, what bounds them: a plain look by our engine without any
+recipe around it, and the plain network's MACs at the rate of a large convolution, the fastest there is here. The 32
+are spread evenly over how sure the plain network is, so that a gate lets as many through as of all pictures. Writes
+benchmarks/free.csv, from which `python -m benchmarks.frontier_page` makes a section of docs/results-tune.md and the
+columns of time.
 """
 
 import argparse
@@ -14,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.frontier import merge_rows, pooled
-from benchmarks.frontier_page import FREE, TIMED
+from benchmarks.frontier_page import FREE, LOOK, RATE, TIMED
 from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
 from unstride.proof.benching import interleaved
@@ -67,16 +69,42 @@ def measure(assets: Path, net: str, cache: Path, batches: list[int], repeats: in
                 for images in seen:
                     found.model(images)
 
+        bounds = floors(plain, seen)
         timed = {
             s: plain.with_options(recipe=r) for s, (r, _) in asked.items() if size == TIMED or s == "tuned for 1.5"
         }
-        _, times = interleaved(eager, {s: _all(better, parts) for s, better in timed.items()}, repeats)
+        calls = {s: call for s, (call, _) in bounds.items()} | {s: _all(b, parts) for s, b in timed.items()}
+        _, times = interleaved(eager, calls, repeats)
+        for setting, (_, scale) in bounds.items():
+            numbers = (1.0, round(times[setting] * scale, 3))
+            rows.append(dict(zip(FIELDS, (name, len(canvas), size, setting, *numbers, ""), strict=True)))
         for setting, better in timed.items():
             costs = [cost for part in parts for cost in better.looks(part)[1]]
             numbers = (round(sum(costs) / len(costs), 3), round(times[setting], 3))
             rows.append(dict(zip(FIELDS, (name, len(canvas), size, setting, *numbers, asked[setting][1]), strict=True)))
             print(rows[-1], flush=True)
     return rows
+
+
+def floors(plain: Enhanced, seen: list[torch.Tensor]) -> dict[str, tuple[Callable[[], None], float]]:
+    """What no plain forward of ours can be quicker than, and how many times the call must be counted for it."""
+    _, plan, _ = plain.fitted(seen[0])
+    engine = plan.engine_for(())
+
+    def look() -> None:
+        for images in seen:
+            engine.start(images)
+
+    wide = torch.nn.Conv2d(256, 256, 3, padding=1, bias=False)
+    x = torch.randn(8, 256, 28, 28)
+    _, large, _ = enhance(wide, x, recipe="plain", task="features").fitted(x)
+    fast = large.engine_for(())
+
+    def convolve() -> None:
+        fast.start(x)
+
+    work = plan.plain_macs * sum(map(len, seen)) / (large.plain_macs * len(x))
+    return {LOOK: (look, 1.0), RATE: (convolve, work)}
 
 
 def _all(better: Enhanced, parts: list[Canvas]) -> Callable[[], None]:

@@ -19,6 +19,7 @@ PICTURE = ROOT / "docs/images/frontier.svg"
 REAL = ("ImageNet", "CIFAR")  # what the names of real networks begin with; the others are ours
 BEGIN, END = "<!-- the table of benchmarks.frontier_page -->", "<!-- end of the table -->"
 Row = dict[str, str]
+LOOK, RATE = "a plain look", "at the fastest rate"  # what bounds the time of a recipe
 TIMED = 8  # pictures of the batches that every setting is timed in
 HEAD = ("setting", "cost", "time", "accuracy %", "gain", "corrected / corrupted", "NLL", "NLL, warm", "looks")
 

@@ -212,6 +212,8 @@ class Fuser:
         module.graph.eliminate_dead_code()
         _spend(module)
         module.recompile()
+        for name, child in module.named_children():
+            module.__dict__[name] = child.forward  # a module's own call looks for hooks first, and here are none
         return module
 
     def _conv(self, module: GraphModule, n: Node, name: str) -> None:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_, itemgetter, methodcaller
+from operator import call, is_, itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -139,23 +139,22 @@ class _Registers:
         self.held = held
         self.dicts = [part for part in held if id(part.thing) in own]
         self.rest = [part for part in held if id(part.thing) not in own]
-        self.sizes = [len(part.thing) for part in (*self.dicts, *self.rest)]
         self.named = [[key for key in part.keys if key not in _IDLE] for part in self.dicts]
-        self.asks = [
-            (part.thing, itemgetter(*keys, *keys[:1])) for part, keys in zip(self.dicts, self.named, strict=True)
-        ]
-        self.own = [value for thing, ask in self.asks for value in ask(thing)]
+        self.asks = [itemgetter(*keys, *keys[:1]) for keys in self.named]
+        self.own = [value for part, ask in zip(self.dicts, self.asks, strict=True) for value in ask(part.thing)]
+        self.all = [part.thing for part in (*self.dicts, *self.rest)]
+        self.sizes = list(map(len, self.all))
+        self.things, self.others = self.all[: len(self.dicts)], self.all[len(self.dicts) :]
         self.keys = [key for part in self.rest for key in part.keys]
         self.values = [value for part in self.rest for value in part.values]
 
     def _same(self) -> bool:
-        things = [part.thing for part in self.rest]
         try:
             return (
-                [len(part.thing) for part in (*self.dicts, *self.rest)] == self.sizes
-                and all(map(is_, chain.from_iterable(ask(thing) for thing, ask in self.asks), self.own))
-                and all(map(is_, chain.from_iterable(map(_VALUES, things)), self.values))
-                and all(map(is_, chain.from_iterable(things), self.keys))
+                list(map(len, self.all)) == self.sizes
+                and all(map(is_, chain.from_iterable(map(call, self.asks, self.things)), self.own))
+                and all(map(is_, chain.from_iterable(map(_VALUES, self.others)), self.values))
+                and all(map(is_, chain.from_iterable(self.others), self.keys))
             )
         except KeyError:  # something has another name
             return False

@@ -2,15 +2,15 @@
 
 Only pictures whose answer turns from wrong to right or back count. Their share, and the share of them that was
 corrected, get an exact (Clopper-Pearson) interval each, at half of the error; the gain follows from the two. Several
-cost ceilings are tested in a fixed sequence, the cheapest first, so that the error of the whole sequence is that of one
-test (Maurer, Hothorn and Lehmacher, 1995). Where a gain is no count of pictures (mIoU, mAP, errors), the interval is
-that of a paired bootstrap over pictures, in the same sequence.
+cost ceilings are tested in a fixed sequence, the asked one first and then cheaper ones, so that the error of the whole
+sequence is that of one test (Maurer, Hothorn and Lehmacher, 1995). Where a gain is no count of pictures (mIoU, mAP,
+errors), the interval is that of a paired bootstrap over pictures, in the same sequence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -146,31 +146,32 @@ def _solve(f: Callable[[float], float], wanted: float, falling: bool = False) ->
     return (low + high) / 2
 
 
-def in_sequence(certificates: list[Certificate]) -> int:
-    """How many, from the first on, are shown to be better before one is not.
+def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
+    """Which are shown to be better, from the first on, before one is not.
 
     Where no answer changes, as with plain, nothing is claimed, so nothing is tested, and the sequence goes on.
     """
-    shown = 0
+    shown: list[int] = []
     for i, c in enumerate(certificates):
-        if c.changed:
-            if not c.better:
-                return shown
-            shown = i + 1
-    return len(certificates)
+        if c.better:
+            shown.append(i)
+        elif c.changed:
+            break
+    return shown
 
 
-def verdict(proof: Certificate, nothing: bool, shown: int, ceilings: list[float], guard: float | None) -> str:
-    """What to do, in words. `nothing`: no look was chosen; `shown`: as `in_sequence` counts."""
+def verdict(proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None) -> str:
+    """What to do, in words. `proofs` of `ceilings`, the asked one first; `nothing`: no look was chosen for that."""
+    proof = proofs[0]
     if nothing:
-        return f"leave it alone: no look at a cost of {ceilings[-1]:g} or less was surely better than plain here"
+        return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
         return f"leave it off: {proof}; only how sure it is may be better, see the likelihood"
-    if shown == len(ceilings):
-        return f"use it: {proof}"
-    known = f"; up to a cost of {ceilings[shown - 1]:g} it is proved" if shown else ""
-    if proof.better:  # alone it would be; errors of several tests add up
-        return f"most likely use it: {proof}, but not proved together with the cheaper ceilings{known}"
-    return f"leave it off until more labelled pictures prove it: {proof}{known}"
+    if not proof.better:
+        return f"leave it off until more labelled pictures prove it: {proof}"
+    least = ceilings[in_sequence(proofs)[-1]]
+    return f"use it: {proof}" + (
+        f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.recipe import Recipe, get, write
-from unstride.tuning.certificate import Certificate, Saved, in_sequence, verdict
+from unstride.tuning.certificate import Certificate, Saved, verdict
 from unstride.tuning.conformal import Conformal, conformal
 from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
@@ -71,11 +71,11 @@ def settled(
 
     `lines`: those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove nothing of it.
     """
-    ceilings = [ceiling for ceiling in frontier if ceiling <= asked]
+    ceilings = [ceiling for ceiling in frontier if ceiling <= asked][::-1]
     first = len(lines) - len(frontier)
-    proofs = [line.certificate for line in lines[first : first + len(ceilings)]]
-    proof, recipe = proofs[-1], frontier[asked]
-    words = verdict(proof, len(recipe.stages) < 2, in_sequence(proofs), ceilings, guard)
+    proofs = [line.certificate for line in lines[first : first + len(ceilings)]][::-1]
+    proof, recipe = proofs[0], frontier[asked]
+    words = verdict(proofs, len(recipe.stages) < 2, ceilings, guard)
     if guard is not None and 100 * proof.low < -guard:
         recipe = get("plain", recipe.task).changed(name="guarded")
     return recipe, proof, words
