@@ -33,6 +33,7 @@ from unstride.procedure.tasks import Plan
 from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
 
 BUDGETS = (4, 10, 20, 64)
+MANY = BUDGETS[1:]  # enough states for choices to matter
 DEFAULT = ("mobilenet", "deeplab", "sample")
 BEFORE = "weighed by entropy before Align"  # on its own grid
 LAYERS = {"all": (1, 2, 3), "all, cost": (1, 2, 3), "last two": (2, 3), "last": (3,)}
@@ -183,11 +184,31 @@ def render(net: str, scenes: Scenes, found: np.ndarray, macs: np.ndarray) -> str
     return "\n".join(out) + "\n"
 
 
+def answer(page: str) -> str:
+    """What the choices are worth, from the rows of the page: differences of mIoU at the same number of states."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 7 and cells[0].startswith("align="):
+            found.setdefault((cells[0], cells[1]), []).append(float(cells[2].split()[0]))
+
+    def gain(now: Way, than: Way) -> str:
+        pairs = [(found[str(now), str(b)], found[str(than), str(b)]) for b in MANY]
+        each = [a - b for some, others in pairs for a, b in zip(some, others, strict=True)]
+        return f"{sum(each) / len(each):+.2f} points of mIoU (better in {sum(d > 0 for d in each)} of {len(each)} rows)"
+
+    own = Way()
+    return (
+        f"In the mean, with {MANY[0]} states or more: Align is worth {gain(own, Way(False))} over none, a stitched map "
+        f"{gain(Way('stitch'), own)} over an averaged one. Equal weights are worth {gain(Way(weight='equal'), own)} "
+        f"over weights by entropy, probabilities {gain(Way(space='probabilities'), own)} over logits."
+    )
+
+
 HEAD = """# Segmentation: what its gains depend on
 
-Without Align more states lose points; with it, a stitched map gains near the borders between classes, an averaged one
-inside them. Equal weights do as well as weights by entropy, and logits are averaged better than probabilities. A larger
-look gains more than any of these choices: see [the frontier of segmentation](results-segmentation-frontier.md).
+{answer} A larger look gains more than any of these choices: see
+[the frontier of segmentation](results-segmentation-frontier.md).
 
 Made by `{command}`.
 All 64 states of each image, put together in many ways: the choices of this project, and those it did not take. CamVid
@@ -209,12 +230,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     only = f" --only {' '.join(args.only)}" if args.only != list(DEFAULT) else ""
-    parts = [HEAD.format(command=f"python -m benchmarks.segmentation_study --assets DIR --nets DIR{only}")]
+    parts: list[str] = []
     for net in args.only:
         make = embedded if net == "sample" else street(net, CAMVID[net], split="val")
         scenes = make(args.assets, args.nets)
         parts.append(render(net, scenes, *run(net, scenes, args.frames, args.cache)))
-    give("\n".join(parts), args.out)
+    command = f"python -m benchmarks.segmentation_study --assets DIR --nets DIR{only}"
+    give("\n".join([HEAD.format(answer=answer("\n".join(parts)), command=command), *parts]), args.out)
 
 
 if __name__ == "__main__":
