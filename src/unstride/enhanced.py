@@ -24,11 +24,11 @@ from unstride.models.tasks import ASSUMED, task_of
 from unstride.models.weights import place, under_model
 from unstride.procedure import assemble
 from unstride.procedure.aggregate import Attention
-from unstride.procedure.calibrate import Calibration, calibrate
+from unstride.procedure.calibrate import Calibration, Opened, calibrate
 from unstride.procedure.familiar import warn_seen
 from unstride.procedure.features import finer_features
 from unstride.procedure.gates import Stage
-from unstride.procedure.looks import Looked, Looking, matched_stages, part_prices
+from unstride.procedure.looks import Looked, Looking, Seen, matched_stages, part_prices
 from unstride.procedure.meaning import TASKS
 from unstride.procedure.options import Options, each_budget
 from unstride.procedure.plans import Crop, Plans, Setup, check_run
@@ -213,13 +213,13 @@ class Enhanced(nn.Module):
         """
         if not self.recipe.stages:
             raise OptionError("this recipe has no stages, so there are no gates to set; take recipe='default'")
-        runs = [self._looked(source, explain=True, gated=False)[0] for source in map(self._source, batches(pictures))]
-        sure = [torch.cat(parts) for parts in zip(*(r.sure for r in runs), strict=True)]
-        spent = [m / runs[0].plain_macs for m in runs[0].spent]
-        costs = [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
-        prices = part_prices(self.recipe.stages, costs, runs[0])
-        stages = matched_stages(self.recipe.stages, runs) if self.task == "classification" else self.recipe.stages
-        found = calibrate(stages, sure, prices, cost)
+        stages, loud = self.recipe.stages, self.task == "classification"
+        runs, seen = list[Opened](), list[Seen]()
+        for source in map(self._source, batches(pictures)):
+            run = self._looked(source, explain=loud, gated=False)[0]
+            runs.append(Opened(run.sure, part_prices(stages, run)))
+            seen += run.seen
+        found = calibrate(matched_stages(stages, seen) if loud else stages, runs, cost)
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
 
@@ -388,13 +388,13 @@ def enhance(
 
 
 def load(path: str | Path, model: nn.Module, *, preprocess: Preprocess | None = None) -> Enhanced:
-    """`better = unstride.load("better.safetensors", model)`: what was saved, around the same network.
+    """`better = unstride.load("better.safetensors", model)` (or "tuned.toml"): what was saved, around the same network.
 
     An ArtefactError where the file is damaged or foreign, or was saved for other weights. With `preprocess`, also where
     the images would be prepared in another way than when it was saved. What was saved is in `better.preprocess`.
     """
-    model = own_module(model)
-    kept = read_saved(path, model, preprocess)
+    model, written = own_module(model), Path(path).suffix in (".toml", ".json")
+    kept = opened(path, model, preprocess) if written else read_saved(path, model, preprocess)
     better = Enhanced(model, kept.recipe, kept.max_bytes, kept.optimise, kept.preprocess)
     better.attention = kept.attention
     return better

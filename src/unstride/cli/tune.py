@@ -114,7 +114,7 @@ def _settle(
     """Gates for a mean cost, from pictures alone."""
     from unstride.tuning.unlabelled import settle
 
-    settled = settle(loaded, pictures, cost, task=task)
+    settled = settle(loaded, pictures, cost, task=task, progress=True)
     made = {} if out is None else {"out": str(settled.save(out))}
     typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))
     if made and not as_json:

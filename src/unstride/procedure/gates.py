@@ -18,6 +18,7 @@ from unstride.views.policies import IDENTITY, View
 
 MEASURES = ("margin", "probability", "entropy", "agreement")
 CONTEXT = 64  # pixels around a tile
+_TILE, _SMALL = 32, 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
 _STATES = "'plain', 'near:N' such as 'near:4', or a list of states"
 States = str | tuple[Any, ...]  # "plain", "near:N", or states as `StateSpace.parse` reads them
 
@@ -70,6 +71,13 @@ class Gate:
         if self.share is not None:
             return f"{where} ({self.share:.0%} of {what})"
         return where if self.tile is None else f"{where} in {what}"
+
+
+def tile_gate(size: Sequence[int]) -> Gate:
+    """Tiles for pictures of this size, all of them as yet: `calibrate`, or who tunes, says which share looks again."""
+    if min(size) >= _SMALL:
+        return Gate(share=1.0, tile=_TILE)
+    return Gate(share=1.0, tile=_TILE // 2, context=_TILE // 2)
 
 
 @dataclass(frozen=True)

@@ -299,8 +299,10 @@ class Looking:
                 out.macs[i] += macs
 
 
-def part_prices(stages: Sequence[Stage], costs: Sequence[float], run: Looked) -> list[Price]:
+def part_prices(stages: Sequence[Stage], run: Looked) -> list[Price]:
     """What each stage costs, in plain forwards: where it looks at tiles only, by the area of their windows."""
+    spent = [m / run.plain_macs for m in run.spent]
+    costs = [now - before for before, now in zip([0.0, *spent], spent, strict=False)]
     prices: list[Price] = []
     gate: Gate | None = None
     for stage, cost in zip(stages, costs, strict=True):
@@ -330,15 +332,15 @@ def cropped_size(size: Sequence[int], crop: Sequence[float]) -> tuple[int, ...]:
     return tuple(round(n * share) for n, share in zip(size, crop, strict=True))
 
 
-def matched_stages(stages: Sequence[Stage], runs: Sequence[Looked]) -> tuple[Stage, ...]:
+def matched_stages(stages: Sequence[Stage], seen: Sequence[Seen]) -> tuple[Stage, ...]:
     """The stages with a temperature for every view of another size, so that it speaks as the plain one does.
 
-    `runs` are explained and not gated; no labels are needed.
+    `seen`: what every look said of all pictures, with all gates open; no labels are needed.
     """
     heard: dict[View, list[Tensor]] = {}
-    for seen in (s for run in runs for s in run.seen):
-        if not any(map(any, seen.looks[0].state.selections)):
-            heard.setdefault(seen.looks[0].view, []).append(seen.logits)
+    for one in seen:
+        if not any(map(any, one.looks[0].state.selections)):
+            heard.setdefault(one.looks[0].view, []).append(one.logits)
     plain = torch.cat(heard[IDENTITY])
     warm = {
         view: match_temperature(torch.cat(logits), plain)

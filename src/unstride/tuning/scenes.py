@@ -13,7 +13,7 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.jobs.distributed import world
-from unstride.procedure.gates import CONTEXT, Gate
+from unstride.procedure.gates import tile_gate
 from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe
 from unstride.tuning.candidates import candidates, usual
@@ -27,8 +27,6 @@ from unstride.tuning.timing import estimate, with_times
 from unstride.tuning.tuned import Line, Tuned, settled
 from unstride.views.canvas import Source
 
-_SMALL = 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
-
 
 def tune_scenes(
     better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], cost: float, pool: str, objective: str,
@@ -38,8 +36,7 @@ def tune_scenes(
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
     units, work, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
-    tile = 32 if min(given[0].source.size) >= _SMALL else 16
-    gate = Gate(share=1.0, tile=tile, context=tile if tile < 32 else CONTEXT)
+    gate = tile_gate(given[0].source.size)
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = stack.enter_context(kept_in(cache_dir, us))

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+from PIL import Image
 
 from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError, LeftOut
+from unstride.errors import DataError, LeftOut, OptionError
+from unstride.jobs.progress import progress as show_progress
 from unstride.models import Loaded
 from unstride.procedure.calibrate import Calibration
+from unstride.procedure.gates import tile_gate
+from unstride.procedure.meaning import TASKS
 from unstride.proof.loop import asked_task
 from unstride.recipe import Recipe, write
 from unstride.views.canvas import Pictures
-from unstride.views.images import find_images, open_image
+from unstride.views.images import Preprocess, find_images, open_image
 from unstride.views.policies import IDENTITY
 
-MOST = 1000  # pictures: enough for a quantile
+MOST, MAPS, DOUBTED = 1000, 100, 64  # pictures: enough for a quantile, also of tiles; enough to doubt a look by
+TOGETHER = 8  # pictures
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +38,10 @@ class Settled:
     doubt: str | None = None
 
     def __str__(self) -> str:
+        answers = "pixels" if TASKS[self.recipe.task].maps else "answers"
         told = (
-            f"{self.calibration}\n{self.changed:.1%} of the answers change. Nothing was proved: without labels nobody "
-            f"knows whether they change for the better.\n{self.recipe}"
+            f"{self.calibration}\n{self.changed:.1%} of the {answers} change. Nothing was proved: without labels "
+            f"nobody knows whether they change for the better.\n{self.recipe}"
         )
         return told if self.doubt is None else f"{told}\n{self.doubt}"
 
@@ -50,30 +55,90 @@ class Settled:
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
 
 
-def settle(
-    loaded: Loaded, folders: Sequence[str | Path], cost: float, recipe: str = "default", task: str | None = None
-) -> Settled:
-    """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`."""
-    paths = find_images(list(folders))
-    step = max(1, len(paths) // MOST)
-    images = []
-    for path in paths[::step][:MOST]:
+@dataclass(frozen=True, eq=False)
+class Album:
+    """Pictures in files, a few of one size at a time, as often as somebody asks; what cannot be read is told once."""
+
+    paths: Sequence[Path]
+    preprocess: Preprocess
+    broken: set[Path] = field(default_factory=set)
+    advance: Callable[[int, str], None] = lambda step, note: None
+
+    def __iter__(self) -> Iterator[Pictures]:
+        images: list[Image.Image] = []
+        for path in self.paths:
+            image = self._open(path)
+            self.advance(1, "")
+            if image is None:
+                continue
+            if images and (len(images) == TOGETHER or not self._alike(images[0], image)):
+                yield Pictures(images, self.preprocess)
+                images = []
+            images.append(image)
+        if images:
+            yield Pictures(images, self.preprocess)
+
+    def some(self, most: int) -> Album:
+        return replace(self, paths=self.paths[:: max(1, len(self.paths) // most)][:most])
+
+    def _open(self, path: Path) -> Image.Image | None:
+        if path in self.broken:
+            return None
         try:
-            images.append(open_image(path))
+            return open_image(path)
         except DataError as error:
+            self.broken.add(path)
             warnings.warn(f"left out: {error}", LeftOut, stacklevel=2)
-    if not images:
+            return None
+
+    def _alike(self, one: Image.Image, other: Image.Image) -> bool:
+        return self.preprocess.size is not None or one.size == other.size
+
+
+def settle(
+    loaded: Loaded,
+    folders: Sequence[str | Path],
+    cost: float,
+    recipe: str = "default",
+    task: str | None = None,
+    progress: bool = False,
+) -> Settled:
+    """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`.
+
+    Of classes, whole pictures look again; of maps of classes, tiles of them. Other tasks have no gates to set.
+    """
+    album = Album(find_images(list(folders)), loaded.preprocess)
+    first = next(iter(album), None)
+    if first is None:
         raise DataError("no picture could be read")
     told = asked_task(loaded, task) or "auto"
-    pictures = Pictures(images, loaded.preprocess)
-    example = pictures.rows([0]).see(IDENTITY)
+    example = first.rows([0]).see(IDENTITY)
     better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
-    found = better.calibrate(pictures, cost)
-    chosen = better.recipe.changed(name=f"set for {cost:g} without labels")
-    better = better.with_options(recipe=chosen)
-    with torch.no_grad():
-        logits, _ = better.looks(pictures)
-        plain = better.plain(pictures.see(IDENTITY))
-    changed = float((logits.argmax(1) != plain.argmax(1)).float().mean())
-    doubt = better.doubts(pictures) if better.task == "classification" else None
-    return Settled(chosen, found, changed, better, doubt)
+    better = better.with_options(recipe=gated(better.recipe, first.size))
+    album = album.some(MAPS if TASKS[better.task].maps else MOST)
+    with show_progress("pictures, twice", 2 * len(album.paths), progress) as advance:
+        album = replace(album, advance=advance)
+        found = better.calibrate(album, cost)
+        better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
+        changed, count = 0, 0
+        for pictures in album:
+            answers, plain = better.looks(pictures)[0].argmax(1), better.plain(pictures.see(IDENTITY)).argmax(1)
+            changed, count = changed + int((answers != plain).sum()), count + plain.numel()
+    doubt = None
+    if better.task == "classification":
+        doubt = better.doubts(replace(album.some(DOUBTED), advance=lambda step, note: None))
+    return Settled(better.recipe, found, changed / count, better, doubt)
+
+
+def gated(recipe: Recipe, size: Sequence[int]) -> Recipe:
+    """The recipe, with its last looks behind a gate where it has none: tiles, of maps of classes."""
+    if any(s.gate is not None for s in recipe.stages):
+        return recipe
+    task = TASKS[recipe.task]
+    if not (task.maps and "margin" in task.gates):
+        raise OptionError(
+            f"task {recipe.task} has no gates, so without labels there is nothing to set: every picture takes the same "
+            "looks. Give labels (--data), which say which looks help, or take a recipe as it is (--recipe flip)"
+        )
+    first, *again = recipe.stages
+    return recipe.changed(stages=(first, *(replace(s, gate=tile_gate(size)) for s in again)))

@@ -1,0 +1,73 @@
+"""Gates from pictures alone: for a mean cost, of pictures or of their tiles, and nothing is promised."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import unstride
+from unstride import models
+from unstride.errors import DataError, LeftOut, OptionError
+from unstride.sample import classification_sample, segmentation_sample
+from unstride.tuning.unlabelled import Album, settle
+from unstride.views.images import open_image
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """Pictures of two sizes, one of which cannot be read."""
+    folder = tmp_path_factory.mktemp("scenes")
+    for i, picture in enumerate(segmentation_sample(6)[0]):
+        wide = np.tile(picture, (3, 4)) if i % 2 else np.tile(picture, (3, 3))
+        Image.fromarray(wide).save(folder / f"{i}.png")
+    (folder / "broken.png").write_bytes(b"no picture")
+    return folder
+
+
+def test_tiles_are_set_for_a_mean_cost(scenes):
+    with pytest.warns(LeftOut, match=r"broken\.png") as told:
+        found = settle(models.load("sample-segmentation"), [scenes], cost=1.5)
+    assert len(told) == 1  # though it is read twice
+    gate = found.recipe.stages[1].gate
+    assert gate.tile == 32 and gate.below > 0 and found.calibration.pictures == 6
+    assert 1.2 < found.calibration.cost <= 1.5 and 0 < found.changed < 0.5
+    costs, changed, count = [], 0, 0
+    for path in sorted(scenes.glob("?.png")):
+        logits, cost = found.better.looks([open_image(path)])
+        plain = unstride.enhance(
+            found.better.model, torch.zeros(1, 1, 96, 96), recipe="plain", task="segmentation",
+            preprocess=found.better.preprocess,
+        ).looks([open_image(path)])[0]  # fmt: skip
+        costs += cost
+        changed, count = changed + int((logits.argmax(1) != plain.argmax(1)).sum()), count + plain[:, 0].numel()
+    assert sum(costs) / 6 == pytest.approx(found.calibration.cost, rel=0.03)
+    assert found.changed == pytest.approx(changed / count, abs=1e-3)
+    assert "of the pixels change" in str(found) and "Nothing was proved" in str(found)
+
+
+def test_pictures_are_set_for_a_mean_cost(tmp_path):
+    for i, picture in enumerate(classification_sample(40)[0]):
+        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+    found = settle(models.load("sample"), [tmp_path], cost=1.25)
+    assert found.calibration.cost == pytest.approx(1.25, abs=0.03) and found.recipe.stages[1].gate.tile is None
+    assert "of the answers change" in str(found)
+    assert unstride.load(found.save(tmp_path / "set.toml"), found.better.model).recipe.stages == found.recipe.stages
+
+
+def test_what_has_no_gates_is_refused_with_what_to_do(tmp_path):
+    Image.fromarray(classification_sample(1)[0][0]).save(tmp_path / "one.png")
+    with pytest.raises(OptionError, match=r"regression has no gates.*--data"):
+        settle(models.load("sample"), [tmp_path], cost=1.5, task="regression")
+
+
+def test_no_picture_is_an_error(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.warns(LeftOut), pytest.raises(DataError, match="no picture could be read"):
+        settle(models.load("sample"), [tmp_path], cost=1.5)
+
+
+def test_an_album_gives_pictures_of_one_size_together(scenes):
+    album = Album(sorted(scenes.glob("?.png")), models.load("sample-segmentation").preprocess)
+    assert [len(batch) for batch in album] == [1] * 6 == [len(batch) for batch in album]
+    assert [len(batch) for batch in Album(album.paths[::2] * 5, album.preprocess)] == [8, 7]
+    assert len(album.some(3).paths) == 3
