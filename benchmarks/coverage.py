@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -319,9 +320,15 @@ def fingerprint() -> str:
 
 def table(rows: list[dict[str, Any]], wanted: int) -> str:
     fresh = sum(r["code"] == fingerprint() for r in rows)
+    count = Counter(r["verdict"] for r in rows)
     older = "" if fresh == len(rows) else " The others: `--keep` keeps them, without it they are made again."
     lines = [
         "# Coverage",
+        "",
+        f"{count['exact']} of {len(rows)} architectures run exactly as their eager model would, state by state; "
+        f"{count['no oracle']} more by all that can be",
+        f"checked without running it again. {count['unusable']} cannot be used and say why in one error; "
+        f"{count['differs'] + count['fails']} differ or fail.",
         "",
         "Made by `python -m benchmarks.coverage`: random weights, small images, two images, each with another state.",
         "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model,",

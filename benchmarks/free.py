@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.frontier import merge_rows, pooled
 from benchmarks.frontier_page import FREE, LOOK, RATE, TIMED
-from benchmarks.nets import REAL, real
+from benchmarks.nets import REAL, THIRD, real
 from unstride.engine.fused import FusedConv
 from unstride.engine.packing import Packing
 from unstride.enhanced import Enhanced, enhance
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path, required=True)
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
-    parser.add_argument("--nets", nargs="+", default=list(REAL[:5]), choices=REAL)
+    parser.add_argument("--nets", nargs="+", default=list(THIRD), choices=REAL)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, TIMED, 32])
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

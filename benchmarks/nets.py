@@ -179,7 +179,9 @@ class Real:
     batches: list[tuple[Canvas, Tensor]]
 
 
-REAL = ("resnet50", "efficientnet-lite0", "mobilenetv2", "cifar56", "cifar20", "garments", "garments-unmoved")
+THIRD = ("resnet50", "efficientnet-lite0", "efficientnet-lite1", "mobilenetv2", "cifar56", "cifar20")
+REAL = (*THIRD, "garments", "garments-unmoved")
+SIDES = {"efficientnet-lite1": 240}  # what a network sees of 256 px, where it is not 224
 
 
 def real(assets: Path, name: str, limit: int | None = None) -> Real:
@@ -196,7 +198,7 @@ def real(assets: Path, name: str, limit: int | None = None) -> Real:
     x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in (x, y))
     mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (CAFFE if name == "resnet50" else HALF))
     bench = imagenet(assets, name, 1)
-    return Real(bench.name, bench.model, _canvases((x - mean) / std, y, 224))
+    return Real(bench.name, bench.model, _canvases((x - mean) / std, y, SIDES.get(name, 224)))
 
 
 def _garments(unmoved: bool, limit: int | None) -> Real:

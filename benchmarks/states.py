@@ -4,7 +4,8 @@
 other networks' sections of the page stay.
 
 For every layer: the mean over its states of what each says alone, paired picture by picture with the plain answer.
-Then the mean of the nearest states, and of the plain network on crops moved by as much over the uncropped picture.
+Then the mean of the nearest states, of the plain network on crops moved by as much over the uncropped picture, and of
+the plain and the mirrored picture.
 """
 
 import argparse
@@ -73,12 +74,13 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
     states = list(dict.fromkeys([space.zero, *alone, *near, *paper]))
     looks = list(dict.fromkeys([*(s for k in range(1, len(space.rates) + 1) for s in single(space, k, True)), *near]))
     far = [tuple(round(d) for d in space.displacement(s)) for s in looks] if images.shape[2] > SIDE else []
-    logits, ours, crops = [], [], []
+    logits, ours, crops, mirrors = [], [], [], []
     with torch.no_grad():
         for part in images.split(BATCH):
             logits.append(answers(plan, crop(part).contiguous(), states, held=False))
             ours.append(answers(plan, crop(part).contiguous(), looks, held=True))
             crops += [torch.stack([found.model(crop(part, *m).contiguous()) for m in far])] if far else []
+            mirrors.append(found.model(crop(part).flip(-1)))
     said = dict(zip(states, torch.cat(logits, 1).float(), strict=True))
     held = dict(zip(looks, torch.cat(ours, 1).float(), strict=True))
     moved = dict(zip(looks, torch.cat(crops, 1).float(), strict=True)) if crops else {}
@@ -115,6 +117,8 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
         lines.append(f"| mean of crops moved as far | | | | | {against([same])} | | | |")
         less = " | ".join(f"{told(nll(x) - nll(same))} | {told(right(x) - right(same), 100, 2)}" for x in (loose, kept))
         lines.append(f"| near states less those crops | | | | | {less} | |")
+    both = torch.stack([plain, torch.cat(mirrors)]).softmax(-1).mean(0).log()
+    lines.append(f"| instead: mean of plain and mirror, 2 looks | | {against([both])} | | | | | | |")
     return [*lines, ""]
 
 
@@ -139,7 +143,8 @@ more stay where they are and what lies between them moves, and a picture goes on
 (`geometry/natural.py`). Own NLL and top-1 (points) of a layer's states, each alone, in the mean, less the plain
 network's on the same pictures, with 95 % intervals; bold where 0 lies outside. On the right, less the own NLL of the
 plain network on the crop moved as far over the uncropped picture: what a state loses beyond having moved. The last rows
-are means over probabilities of {near} looks, the plain one among them.
+are means over probabilities of {near} looks, the plain one among them; the very last of 2, the plain and the mirrored
+picture, at 2 forwards.
 
     python -m benchmarks.states --assets DIR --out docs/results-states.md
 

@@ -53,6 +53,10 @@ class TaskAssumed(UnstrideWarning):
         self.told = told
 
 
+class NotProved(UnstrideWarning):
+    """A recipe that is used, though its own file says that no gain was shown."""
+
+
 class LeftOut(UnstrideWarning):
     """The answer is there, but not all of the data is in it."""
 

@@ -51,6 +51,15 @@ def test_a_mirror_that_the_network_does_not_know_is_doubted():
     assert told is not None and "mirror look unfamiliar" in told and "states" not in told
 
 
+def test_large_batches_and_many_are_doubted_alike(monkeypatch):
+    net, x = trained(moved=False)
+    better = unstride.enhance(net, x[:1], task="classification")
+    told = better.doubts(x[:40])
+    assert told is not None and better.doubts(iter(x[:40].split(15))) == told
+    monkeypatch.setattr("unstride.engine.engine.TOGETHER", 1)  # one picture at a time
+    assert better.doubts(x[:40]) == told
+
+
 def test_the_same_answers_are_no_reason_to_doubt():
     logits = 5 * torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
     assert unfamiliar(logits, logits) is None

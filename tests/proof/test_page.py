@@ -1,5 +1,6 @@
 """The evaluation's report: every figure of the rows, the images that really changed, and nothing from outside."""
 
+import dataclasses
 import html
 import re
 
@@ -12,7 +13,10 @@ from tiny import PREPROCESS, net, normalised, npz, pictures
 import unstride
 from unstride import data
 from unstride.errors import OptionError
+from unstride.procedure.gates import Stage
 from unstride.proof import evaluate
+from unstride.recipe import Recipe
+from unstride.views.policies import IDENTITY, parse_view
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,26 @@ def test_every_row_the_images_that_changed_and_the_layers(tmp_path):
         ]
         assert wanted, "the test shows nothing without a change"
         assert re.findall(rf"{mark}</b>([^<]+)</figcaption>", page) == wanted
+
+
+def test_captions_are_of_the_looks_that_were_evaluated(tmp_path):
+    """A wider look sees what the crop leaves out, which the prepared tensor no longer has."""
+    x = np.random.default_rng(0).integers(0, 256, (60, 1, 1, 3), np.uint8).repeat(32, 1).repeat(32, 2)
+    x[:, 4:28, 4:28] = 255 - x[:, 4:28, 4:28]
+    crops = dataclasses.replace(PREPROCESS, resize=32, crop=(24, 24))
+    wider = Stage((parse_view("Size=1.3333 + Field=1.3333"),), weights=(9.0,))
+    better = unstride.enhance(
+        net(), torch.zeros(1, 3, 24, 24), recipe=Recipe(stages=(Stage(), wider)), preprocess=crops
+    )
+    seen = [Image.fromarray(one) for one in x]
+    plain, now = (z.argmax(1).numpy() for z in (better.plain(better._source(seen).see(IDENTITY)), better(seen)))
+    np.savez(tmp_path / "data.npz", x=x, y=now)  # every change is for the better
+    dataset = data.load(f"npz:{tmp_path / 'data.npz'}", crops, classes=6)
+    evaluate(net(), dataset, recipe=better.recipe, report=tmp_path / "report.html")
+    page = html.unescape((tmp_path / "report.html").read_text("utf-8"))
+    wanted = [f"class {now[k]}: class {plain[k]} → class {now[k]}" for k in np.flatnonzero(plain != now)[:7]]
+    assert wanted and re.findall(r"✓ corrected</b>([^<]+)</figcaption>", page) == wanted
+    assert "<svg" not in page  # looks have no budgets to draw them over
 
 
 def test_segmentation_shows_strips_of_what_gained_and_lost(tmp_path):

@@ -166,7 +166,7 @@ def test_what_the_labels_mean_and_that_they_are_doubtful(tmp_path):
     done = run("tune", NET, "--data", data, *QUICK, "--out", out)
     lines = done.stderr.splitlines()
     assert lines[0] == "labels: 0 is class 0, 1 is class 1, 2 is class 2, 3 is class 3, ...; 6 in all"
-    assert "no better than guessing (16.67 %)" in lines[-1] and "labels in another order" in lines[-1]
+    assert "no better than guessing (16.67 %, give or take" in lines[-1] and "labels in another order" in lines[-1]
     assert json.loads(out.read_text())["version"] == 1 and read(out).recipe.task == "classification"
 
 

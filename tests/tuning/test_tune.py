@@ -1,20 +1,25 @@
 """Tuning: what it promises holds on pictures it has not seen, and it may answer "plain"."""
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import unstride
-from unstride.errors import DataError, InputError, OptionError
+from unstride.errors import DataError, InputError, NotProved, OptionError, UnstrideWarning
 from unstride.geometry.states import State
+from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.looks import Look
+from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit
-from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, verdict
+from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, unchanged, verdict
 from unstride.tuning.choose import choose, stages_of
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.simulate import simulate
+from unstride.tuning.tuned import Line, settled
 from unstride.views.policies import IDENTITY, parse_view
 
 ZERO = State(((0, 0),))
@@ -110,9 +115,10 @@ def test_the_verdict_says_what_to_do():
     assert "what is tuned for 1.25 is proved" in verdict([good, good, poor], False, ceilings, None)
     assert "what is tuned for 1.1 is proved" in verdict([good, plain, good], False, ceilings, None)
     assert "cost of 1.5 or less" in verdict([poor, poor, poor], True, ceilings, None)
-    assert verdict([poor, good, good], False, ceilings, None).startswith("leave it off until")
+    assert verdict([poor, good, good], False, ceilings, None).startswith("not proved: with 95 % confidence at most")
+    assert "no better than plain on the others" in verdict([poor, good, good], False, ceilings, None, behind=True)
     assert verdict([poor, good, good], False, ceilings, 0.1).startswith("leave it alone")
-    assert verdict([plain, good, good], False, ceilings, None).startswith("leave it off: no answer changed on 1000")
+    assert verdict([plain, good, good], False, ceilings, None).startswith("not proved: no answer changed on 1000")
 
 
 def test_the_exact_interval():
@@ -141,7 +147,8 @@ def test_the_whole_way_on_the_sample(tuned, tmp_path):
         assert word in text
     assert list(tuned.frontier) == [1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0] and tuned.asked == 1.5
     assert tuned.lines[tuned.at].name == "tuned for 1.5" and tuned.certificate == tuned.lines[tuned.at].certificate
-    assert not tuned.frontier[1.5].stages or tuned.recipe == tuned.frontier[1.5]
+    assert tuned.recipe.plain or tuned.recipe == tuned.frontier[1.5]
+    assert "over your network's own forward of the same 64 pictures together" in text
     assert [line.time is None for line in tuned.lines[tuned.at :]] == [False] + 4 * [True]  # dearer than was asked for
     path = tuned.save(tmp_path / "tuned.toml")
     loaded = unstride.models.load("sample")
@@ -162,6 +169,85 @@ def test_the_pool_is_not_computed_twice(tmp_path, monkeypatch):
 def test_a_guard_refuses_what_may_lose(monkeypatch):
     tuned = unstride.tune("sample", "sample", 1.5, pool="small", limit=64, paper=False, frontier=False, guard=0.0)
     assert tuned.recipe.plain and "leave it alone" in tuned.verdict
+
+
+def lined(name: str, nll: float, corrected: int, corrupted: int) -> Line:
+    return Line(name, 0.9, nll, certify(corrected, corrupted, 1000), 1.5)
+
+
+def test_a_choice_that_paid_nothing_elsewhere_is_not_recommended():
+    looks = get("flip").changed(name="tuned for 1.5", stages=(Stage(), Stage((parse_view("mirror"),))))
+    plain = Line("plain", 0.9, 0.5, unchanged(1000), 1.0)
+    for chosen, by, kept in (
+        (lined("tuned for 1.5", 0.49, 5, 5), "likelihood", True),
+        (lined("tuned for 1.5", 0.51, 9, 5), "likelihood", False),
+        (lined("tuned for 1.5", 0.51, 9, 5), "accuracy", True),
+        (lined("tuned for 1.5", 0.49, 5, 5), "accuracy", False),
+    ):
+        recipe, _, words = settled([plain, chosen], {1.5: looks}, 1.5, None, by)
+        assert (recipe == looks, recipe.plain) == (kept, not kept)
+        assert words.startswith("not proved" if kept else "leave it alone")
+    assert (unchanged(1000).low, unchanged(1000).high) == (0.0, 0.0)
+
+
+def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
+    loaded, stages = unstride.models.load("sample"), (Stage(), Stage((parse_view("mirror"),), gate=Gate(below=0.5)))
+    guess = dataclasses.replace(
+        tuned, recipe=Recipe("tuned", stages=stages), certificate=certify(5, 4, 120), verdict="not proved: ..."
+    )
+    path = guess.save(tmp_path / "guess.toml")
+    with pytest.warns(NotProved, match=r"guess\.toml: not proved"):
+        unstride.enhance(loaded.model, loaded.example(), recipe=path)
+    with pytest.warns(UnstrideWarning, match="was tuned on pictures of sample"):
+        unstride.evaluate("sample", "sample", limit=8, recipe=path)
+    sure = dataclasses.replace(guess, certificate=certify(30, 4, 120), verdict="use it: ...")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotProved)
+        unstride.load(sure.save(tmp_path / "sure.toml"), loaded.model)
+
+
+def test_one_picture_that_is_not_finite_is_named():
+    images, labels = noise(60)
+    images[41, 0, 3, 3] = torch.nan
+    with pytest.raises(DataError, match=r"image 41: the network's answer is not finite"):
+        unstride.tune(small(), [(images[:30], labels[:30]), (images[30:], labels[30:])], 1.5, paper=False)
+
+
+def test_larger_views_may_have_more_layers_than_the_picture():
+    """Of 32 px nothing is left to subsample at the last stride; of 36 px there is."""
+    net = nn.Sequential(
+        *(nn.Conv2d(4 if k else 3, 4, 3, 2, 1) for k in range(5)), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    images, labels = noise(40)
+    tuned = unstride.tune(net.eval(), [(images, labels)], 2.0, paper=False, frontier=False)
+    work = tuned.pool.work
+    assert len({len(w.near[0].selections) for w in work.values()}) > 1
+
+
+def noise(count: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, 32, 32, generator=g), torch.randint(4, (count,), generator=g)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([(torch.rand(4, 3, 8, 8), torch.zeros(4, 1, dtype=torch.long))], r"labels \(4, 1\).*number of its class"),
+        ([(torch.rand(4, 3, 8, 8), ["a"] * 4)], r"tensor \(4, 3, 8, 8\), \(str, \.\.\.\).*labels as numbers"),
+        ([{"image": torch.rand(4, 3, 8, 8), "label": [0] * 4}], "a dict with image, label"),
+        ((torch.rand(4, 3, 8, 8), torch.zeros(4)), r"give \[\(images, labels\)\]"),
+        ([(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.long))], "torch.uint8, wanted float"),
+        (TensorDataset(torch.rand(4, 3, 8, 8), torch.zeros(4)), "DataLoader"),
+    ],
+)
+def test_batches_that_cannot_be_read_are_told(data, words):
+    with pytest.raises((InputError, OptionError), match=words):
+        unstride.tune(small(), data, 1.5)
 
 
 def test_a_precision_is_not_dropped_in_silence():

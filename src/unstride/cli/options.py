@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Spec = Annotated[
     str,
     typer.Argument(
-        help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, sample, "
-        "or efficientnet-lite0, which needs no hub."
+        help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, or, without a "
+        "hub, sample, sample-segmentation, efficientnet-lite0."
     ),
 ]
 Weights = Annotated[str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")]

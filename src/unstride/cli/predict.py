@@ -59,7 +59,8 @@ def predict(
 
     With --plot out.png, several pictures become out-NAME.png each.
 
-    Exit code 3: some pictures could not be read or run; they are named, the others are done (under torchrun 0, too).
+    Exit code 3: some pictures could not be read or run; they are named (with --out in the table), the others are
+    done (under torchrun 0, too).
     """
     from unstride import models, show
 
@@ -302,6 +303,8 @@ def _of(entry: dict[str, Any]) -> str:
 
 
 def _looks(answer: dict[str, Any]) -> str:
+    if len(answer["states"]) == 1:
+        return "look"
     return "states" if len({s["view"] for s in answer["states"]}) == 1 else "looks"
 
 

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 def tune(
     spec: Spec,
     asked: Asked,
-    data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH or sample.")] = None,
+    data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH (folder:DIR, csv:FILE, ...).")] = None,
     pictures: Annotated[
         list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
     ] = None,
@@ -61,7 +61,7 @@ def tune(
         raise typer.BadParameter("give --data with labels, or --pictures without")
     if pictures and asked:
         raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
-    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--limit": limit, "--window": window}
+    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--window": window}
     if pictures and (given := [name for name, value in labelled.items() if value is not None]):
         raise typer.BadParameter(f"{given[0]} is for labelled pictures: give --data, or leave it out")
     from unstride import models
@@ -77,7 +77,7 @@ def tune(
         check_name(out)
     loaded = models.load(spec, weights=weights)
     if pictures:
-        _settle(loaded, pictures, cost, task, out, as_json)
+        _settle(loaded, pictures, cost, task, limit, out, as_json)
         return
     from unstride.jobs.distributed import launched
     from unstride.tuning.tune import tune as find
@@ -109,12 +109,13 @@ def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_
 
 
 def _settle(
-    loaded: "Loaded", pictures: list[Path], cost: float, task: str | None, out: Path | None, as_json: bool
-) -> None:
+    loaded: "Loaded", pictures: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Gates for a mean cost, from pictures alone."""
     from unstride.tuning.unlabelled import settle
 
-    settled = settle(loaded, pictures, cost, task=task, progress=True)
+    settled = settle(loaded, pictures, cost, task=task, limit=limit, progress=True)
     made = {} if out is None else {"out": str(settled.save(out))}
     typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))
     if made and not as_json:

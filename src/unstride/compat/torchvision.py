@@ -86,7 +86,10 @@ def settle(site: Path) -> str:
         return "nothing to do: torchvision can be imported, or fails for another reason"
     file = site / "unstride-torchvision.pth"
     file.write_text("import unstride\n", encoding="utf-8")
-    return f"torchvision does not fit torch here; unstride now starts with Python ({file.name})"
+    return (
+        "torchvision's compiled part does not fit this torch, which is known and does no harm: in this environment "
+        f"imports work in any order now ({file.name} in its site-packages; delete that file to undo it)"
+    )
 
 
 def install() -> None:

@@ -88,9 +88,12 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
         count = len(images)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{what}: got a batch of type {type(batch).__name__}, wanted (images, labels) or a dict with pixel_values "
-            "and labels"
+            f"{what}: got a batch that is {_told(batch)}, wanted (images, labels), labels as numbers, or a dict with "
+            f"pixel_values and labels{'; for one batch give [(images, labels)]' if isinstance(batch, Tensor) else ''}"
         ) from error
+    pixels = getattr(images, "pixels", images)  # of a canvas
+    if isinstance(pixels, Tensor) and not pixels.is_floating_point():
+        check_images(pixels, what)
     if task in NUMBERS:
         return images, _numbers(labels, count, what, task)
     if labels.ndim == 0 or len(labels) != count or labels.is_floating_point():
@@ -98,6 +101,18 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
             f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted an integer each, or a mask"
         )
     return images, labels
+
+
+def _told(value: Any) -> str:
+    """What came, in words: a dict by its keys, a pair by its parts."""
+    if isinstance(value, Mapping):
+        return f"a dict with {', '.join(map(str, value))}"
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    if isinstance(value, list | tuple) and value:
+        inside = [_told(v) for v in value[:2]] if isinstance(value[0], Tensor) else [type(value[0]).__name__, "..."]
+        return f"({', '.join(inside)})"
+    return f"of type {type(value).__name__}"
 
 
 def _numbers(labels: Tensor, count: int, what: str, task: str) -> Tensor:

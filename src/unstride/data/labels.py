@@ -85,7 +85,7 @@ def match(name: str, listing: Listing, classes: Classes) -> Listing:
 def legend(listing: Listing) -> str:
     """`labels: cat is class 1, dog is class 0`: what the scores rest on, in one line; the first few, and how many."""
     classes = listing.classes
-    pairs = list(listing.meaning.items()) or [(name, k) for k, name in enumerate(classes)]
+    pairs = sorted(listing.meaning.items(), key=lambda pair: pair[1]) or [(name, k) for k, name in enumerate(classes)]
     if not pairs:
         return "labels: class numbers; the names of the classes are not known"
     told = []

@@ -80,5 +80,6 @@ def _short(done: Sequence[Part]) -> list[Block]:
         if not part.skipped:
             rows = part.figures["rows"]
             facts = tuple((percent(r[key]), f"{name}: {words}, {r['method']}, {r['cost']:.1f}x") for r in rows)
-            out += [Facts(facts), Text(f"{name}: {part.figures['verdict']}")]
+            told = f"{name}: measured on {part.figures['unseen']} that played no part in tuning. By those that did: "
+            out += [Facts(facts), Text(told + part.figures["verdict"])]
     return out

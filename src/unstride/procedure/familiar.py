@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unstride.procedure.aggregate import two_class
-from unstride.procedure.looks import Seen
+from unstride.procedure.looks import Look, Seen
 from unstride.views.policies import IDENTITY
 
 DROP, SLACK = 0.25, 0.005  # of confidence, as a share of what the network leaves to doubt, and beyond that
@@ -45,12 +45,19 @@ def warn_looks(plain: Tensor, looks: Mapping[str, Tensor]) -> str | None:
 
 
 def warn_seen(said: Sequence[Sequence[Seen]]) -> str | None:
-    """The same from explained looks of batches, the plain one first: states together, every other view by itself."""
+    """The same from explained looks of batches with all gates open: states together, every other view by itself."""
+    heard: dict[Look, list[Tensor]] = {}
+    for batch in said:
+        by: dict[Look, list[Seen]] = {}
+        for one in batch:  # a large batch runs in parts
+            by.setdefault(one.looks[0], []).append(one)
+        for look, parts in by.items():
+            order = torch.tensor([row for one in parts for row in one.rows]).argsort()
+            heard.setdefault(look, []).append(torch.cat([one.logits for one in parts])[order])
     looks: dict[str, list[Tensor]] = {}
-    for one in zip(*said, strict=True):
-        view = one[0].looks[0].view
-        name = "states" if view == IDENTITY else f"views such as {view}"
-        looks.setdefault(name, []).append(torch.cat([s.logits for s in one]))
+    for look, logits in heard.items():
+        name = "states" if look.view == IDENTITY else f"views such as {look.view}"
+        looks.setdefault(name, []).append(torch.cat(logits))
     plain, *near = looks.pop("states")
     moved = {"states": near, **looks} if near else looks
     return warn_looks(plain, {name: torch.stack(found) for name, found in moved.items()})

@@ -54,7 +54,7 @@ from unstride.proof.shards import Shard
 from unstride.proof.summary import summarise
 from unstride.proof.words import doubts
 from unstride.proof.work import Job, work
-from unstride.recipe.files import to_data
+from unstride.recipe.files import read, to_data
 from unstride.recipe.recipe import SEARCH
 from unstride.recipe.saving import task_said
 from unstride.tta import TTA, methods
@@ -115,6 +115,7 @@ def evaluate(
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets is not None or tta is not None)
+    _warn_tuned_on(options.get("recipe"), data)
     asked = check_budgets(own_budgets(better, CURVE)) if budgets is None else asked
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
@@ -161,6 +162,18 @@ def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> Non
         check_folder(out, "out")
 
 
+def _warn_tuned_on(recipe: Any, data: Any) -> None:
+    """Where a recipe's file says that it was tuned on this very data set."""
+    written = isinstance(recipe, str | Path) and Path(recipe).suffix in (".toml", ".json")
+    if written and isinstance(data, str) and read(recipe).figures.get("data") == data:
+        warnings.warn(
+            f"{recipe} was tuned on pictures of {data}, by their labels: its gain there flatters. What to expect "
+            "is in its file; to see it hold, evaluate on other pictures",
+            UnstrideWarning,
+            stacklevel=3,
+        )
+
+
 def _views(
     tta: str | TTA | None, method: str, better: Enhanced, preprocess: Preprocess | None, seed: int
 ) -> tuple[TTA | None, Preprocess | None]:
@@ -205,9 +218,10 @@ def dataset_of(
             raise OptionError("limit and split: they are of named data sets; give fewer batches, or others")
         return None
     if not isinstance(data, str):
+        single = "; for single pictures, torch.utils.data.DataLoader(data, batch_size=32) makes batches of them"
         raise OptionError(
-            f"data is {type(data).__name__}; wanted a name such as folder:photos, a Dataset, or batches of images and "
-            "labels"
+            f"data is {type(data).__name__}; wanted a name such as folder:photos, a Dataset of unstride.data, or "
+            f"batches of images and labels{single if hasattr(data, '__getitem__') else ''}"
         )
     return _named_data(model, data, asked, limit, split)
 

@@ -16,14 +16,13 @@ from torch import Tensor
 from unstride.errors import DataError, NotWritten
 from unstride.geometry.report import Report
 from unstride.jobs.outputs import check_file, write_whole
-from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.prediction import at_size
 from unstride.proof.measures import PERCENT
 from unstride.proof.rows import Row
 from unstride.proof.shards import Array, Shard
 from unstride.proof.words import advice, doubts, measure, setting, stated
-from unstride.proof.work import Job
+from unstride.proof.work import Job, answered
 from unstride.show.answers import class_map, class_name
 from unstride.show.html import (
     Block,
@@ -89,6 +88,8 @@ def measured(rows: Sequence[Row]) -> dict[str, list[Measured]]:
 
 
 def _charts(rows: Sequence[Row], name: str) -> tuple[Block, ...]:
+    if all(row.budget == 1 for row in rows):  # a recipe of looks, which has no budgets to draw it over
+        return ()
     return charts(name, measured(rows), "Bars: 95 % interval of the gain over the plain network. Dotted: plain.")
 
 
@@ -183,12 +184,8 @@ def _flips(whole: Shard, which: int) -> Array:
 
 def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
     """Logits of one image: plain, and of a setting."""
-    device, dtype = place(job.better.model)
-    image, _ = job.pictures[index].read()
-    x = job.pictures.preprocess(image)[None].to(device, dtype)
-    wide = None if job.wide is None else job.wide(image)[None].to(device, dtype)
     with torch.no_grad():
-        found = job.runner(x, wide)
+        found = answered(job, index)
     plain, better = (found[job.runner.settings[k]].logits[0] for k in (0, which))
     return plain, better
 

@@ -69,8 +69,9 @@ def doubts_of(task: str, metrics: Mapping[str, Any], images: int, weights: str) 
     found = float(metrics[by.key])
     if found > chance + wide:
         return []
+    give = f", give or take {100 * wide:.2f}" if wide else ""
     return [
-        f"plain {by.name} is {100 * found:.2f} %, no better than guessing ({100 * chance:.2f} %). "
+        f"plain {by.name} is {100 * found:.2f} %, no better than guessing ({100 * chance:.2f} %{give}). "
         "Usually wrong then: labels in another order than the model's classes; images prepared in another way than in "
         "training (size, mean and std, BGR for RGB); weights that are random, or were trained for something else"
     ]

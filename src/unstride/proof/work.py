@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from unstride.models.weights import place
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.prediction import at_size
 from unstride.proof import measures, metrics
-from unstride.proof.runner import Runner
+from unstride.proof.runner import Outcome, Runner, Setting
 from unstride.proof.shards import Array, Shard
 from unstride.views.canvas import Pictures
 from unstride.views.images import Preprocess
@@ -137,24 +138,35 @@ def _batches(job: Job, part: range, errors: dict[int, str]) -> Iterator[list[_Im
     yield from buckets.values()
 
 
+def _read_one(job: Job, index: int) -> _Image | str:
+    """An image, or why there is none."""
+    data = job.dataset
+    if isinstance(data, FromBatches):
+        x, target = data.tensors(index)
+        return _Image(index, f"image {index}", x, None, target)
+    item = data[index]
+    try:
+        picture, truth = item.read()
+        wide = None if job.wide is None else job.wide(picture)
+        kept = picture if job.better.recipe.stages and isinstance(picture, Image.Image) else None
+        return _Image(index, item.id, data.preprocess(picture), wide, truth, kept)
+    except (DataError, OSError) as error:
+        return f"{item.id}: {error}"
+
+
+def answered(job: Job, index: int) -> dict[Setting, Outcome]:
+    """What one image is answered in every setting, as when it was evaluated."""
+    image = _read_one(job, index)
+    if isinstance(image, str):
+        raise DataError(image)
+    x, wide = _stacked(job, [image])
+    return job.runner(x, wide, _pictures(job, [image], x))
+
+
 def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
     """Images in order, decoded a little ahead by a few threads."""
 
-    data = job.dataset
-
-    def one(index: int) -> _Image | str:
-        if isinstance(data, FromBatches):
-            x, target = data.tensors(index)
-            return _Image(index, f"image {index}", x, None, target)
-        item = data[index]
-        try:
-            picture, truth = item.read()
-            wide = None if job.wide is None else job.wide(picture)
-            kept = picture if job.better.recipe.stages and isinstance(picture, Image.Image) else None
-            return _Image(index, item.id, data.preprocess(picture), wide, truth, kept)
-        except (DataError, OSError) as error:
-            return f"{item.id}: {error}"
-
+    one = partial(_read_one, job)
     ahead = min(_AHEAD, 2 * job.batch_size)
     with ThreadPoolExecutor(_READERS) as pool:
         rest = iter(part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from unstride.errors import ArtefactError, OptionError, UnstrideError
+from unstride.errors import ArtefactError, NotProved, OptionError, UnstrideError
 from unstride.jobs import strict
 from unstride.jobs.artefacts import write_file
 from unstride.jobs.fingerprint import check_model, fingerprint
@@ -54,6 +55,12 @@ class Written:
                 f"{self.path} was made with other preprocessing ({', '.join(names)} differ): {old}. "
                 "Prepare the pictures in the same way, or tune again."
             )
+
+    def warn(self) -> None:
+        """Where the figures say that nothing was proved."""
+        words = self.figures.get("verdict")
+        if words is not None and self.figures.get("proved") is False:
+            warnings.warn(f"{self.path}: {words}", NotProved, stacklevel=4)
 
 
 def write(

@@ -90,6 +90,7 @@ def opened(
     elif kind in (".toml", ".json"):
         written = read(Path(str(recipe)))
         written.check(model, preprocess)
+        written.warn()
         kept = Saved(written.recipe, None, written.preprocess)
         if written.recipe.fitted is not None:
             beside = Path(str(recipe)).parent / written.recipe.fitted

@@ -13,7 +13,8 @@ from html import escape
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 54, 46
-DASHES = ("", "6 4", "2 3", "9 3 2 3")  # colours vanish in print, dashes and marks do not
+DASHES = ("", "6 4", "2 3", "9 3 2 3", "12 3", "1 4")  # colours vanish in print, dashes and marks do not
+STYLES = len(DASHES)  # series that can be told apart, by colour (report.css), dash and mark
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Chart:
     baseline: float | None = None
     percent: bool = True
     note: str = ""
+    unit: str = "%"  # of a share, as it is written
 
     def svg(self) -> str:
         points = [p for s in self.series for p in s.points]
@@ -71,7 +73,7 @@ class Chart:
         return "".join([*parts, *legend, "</svg>"])
 
     def _number(self, value: float) -> str:
-        return f"{100 * value:.2f} %" if self.percent else f"{value:.4g}"
+        return f"{100 * value:.2f} {self.unit}" if self.percent else f"{value:.4g}"
 
     def _words(self) -> str:
         told = [
@@ -92,7 +94,7 @@ class Chart:
         out.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         out.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x)}</text>')
-        unit = ", %" if self.percent else ""
+        unit = f", {self.unit}" if self.percent else ""
         out.append(f'<text x="4" y="{TOP - 14}">{escape(self.y + unit)}</text>')
         return out
 
@@ -107,8 +109,10 @@ class Chart:
         more, out = 16 * row, []
         for k, (s, (x, line)) in enumerate(zip(self.series, places, strict=True)):
             y = 12 - more + 16 * line
-            dash = f' stroke-dasharray="{DASHES[k % 4]}"' if DASHES[k % 4] else ""
-            out.append(f'<g class="s{k % 4}"><path class="line" d="M{x} {y}H{x + 26}"{dash}/>{_mark(k, x + 13, y)}</g>')
+            dash = f' stroke-dasharray="{DASHES[k % STYLES]}"' if DASHES[k % STYLES] else ""
+            out.append(
+                f'<g class="s{k % STYLES}"><path class="line" d="M{x} {y}H{x + 26}"{dash}/>{_mark(k, x + 13, y)}</g>'
+            )
             out.append(f'<text x="{x + 32}" y="{y + 4}">{escape(s.name)}</text>')
         return out, more
 
@@ -132,8 +136,8 @@ class _View:
 def _drawn(series: Series, k: int, shift: float, view: _View, number: Callable[[float], str]) -> list[str]:
     points = sorted(series.points, key=lambda p: p.x)
     spots = [(view.x(p.x), view.y(p.y)) for p in points]
-    dash = f' stroke-dasharray="{DASHES[k % 4]}"' if DASHES[k % 4] else ""
-    out = [f'<g class="s{k % 4}">']
+    dash = f' stroke-dasharray="{DASHES[k % STYLES]}"' if DASHES[k % STYLES] else ""
+    out = [f'<g class="s{k % STYLES}">']
     band = [(view.x(p.x), view.y(p.low), view.y(p.high)) for p in points if p.low is not None and p.high is not None]
     if len(band) > 1:
         edge = [f"{x:.1f} {high:.1f}" for x, _, high in band] + [f"{x:.1f} {low:.1f}" for x, low, _ in reversed(band)]
@@ -152,15 +156,19 @@ def _drawn(series: Series, k: int, shift: float, view: _View, number: Callable[[
 
 
 def _mark(k: int, x: float, y: float) -> str:
-    match k % 4:
+    match k % STYLES:
         case 0:
             return f'<circle class="mark" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
         case 1:
             return f'<rect class="mark" x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8"/>'
         case 2:
             return f'<path class="mark" d="M{x:.1f} {y - 5:.1f}l5 9h-10Z"/>'
-        case _:
+        case 3:
             return f'<path class="mark" d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5Z"/>'
+        case 4:
+            return f'<path class="mark" d="M{x:.1f} {y + 5:.1f}l5 -9h-10Z"/>'
+        case _:
+            return f'<path class="mark" d="M{x - 2:.1f} {y - 5:.1f}h4v3h3v4h-3v3h-4v-3h-3v-4h3Z"/>'
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

@@ -85,7 +85,7 @@ def _glyphs_width(rates: Sequence[tuple[int, ...]]) -> float:
 
 def summary(p: Prediction) -> str:
     return (
-        f"{len(p.states)} states · {p.cost:.1f}x the work of a plain forward · {p.agreement:.0%} of the states agree "
+        f"{len(p.states)} looks · {p.cost:.1f}x the work of a plain forward · {p.agreement:.0%} of them agree "
         f"with the answer · spread {float(p.spread.mean()):.3f} nats · stopped: {p.stopped}"
     )
 

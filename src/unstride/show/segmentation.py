@@ -121,7 +121,7 @@ def plot_segmentation(
     heading = f"where they differ: {differ.mean():.1%}, in the new colour"
     axes(1, 0, heading).imshow(_differences(base, final, differ, palette(classes, count)))
     spread = prediction.spread.cpu().numpy()
-    ax = axes(1, 1, "where the states disagree (spread, nats)")
+    ax = axes(1, 1, "where the looks disagree (spread, nats)")
     shown = ax.imshow(spread, cmap="magma", vmin=0, vmax=max(float(np.quantile(spread, 0.995)), 1e-6))
     bar = ax.inset_axes((1.015, 0, 0.025, 1))
     fig.colorbar(shown, cax=bar)

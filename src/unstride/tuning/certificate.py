@@ -108,6 +108,11 @@ def certify(corrected: int, corrupted: int, pictures: int, level: float = LEVEL)
     return Certificate(pictures, corrected, corrupted, min(ends), max(ends))
 
 
+def unchanged(pictures: int) -> Certificate:
+    """Of plain itself: nothing can turn."""
+    return Certificate(pictures, 0, 0, 0.0, 0.0)
+
+
 def clopper_pearson(hits: int, count: int, error: float) -> tuple[float, float]:
     """The exact interval of a share, two-sided: outside it with at most this probability."""
     if count == 0:
@@ -160,17 +165,26 @@ def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
     return shown
 
 
-def verdict(proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None) -> str:
-    """What to do, in words. `proofs` of `ceilings`, the asked one first; `nothing`: no look was chosen for that."""
+def verdict(
+    proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None, behind: bool = False
+) -> str:
+    """What to do, in words. `proofs` of `ceilings`, the asked one first; `nothing`: no look was chosen for that;
+    `behind`: what was chosen was no better than plain on pictures that the choice did not see.
+    """
     proof = proofs[0]
     if nothing:
         return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
+    if behind:
+        return (
+            f"leave it alone: looks at a cost of {ceilings[0]:g} or less, chosen on some of these pictures, were no "
+            "better than plain on the others"
+        )
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
-        return f"leave it off: {proof}; only how sure it is may be better, see the likelihood"
+        return f"not proved: {proof}; only how sure it is may be better, see the likelihood"
     if not proof.better:
-        return f"leave it off until more labelled pictures prove it: {proof}"
+        return f"not proved: {proof}. It is the best guess by these pictures; more labelled ones may prove it"
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (
         f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""

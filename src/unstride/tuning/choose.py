@@ -78,9 +78,9 @@ class Table:
 def temperatures_of(pool: Pool, units: Sequence[Unit]) -> dict[View, float]:
     """What brings each view to the plain one's temperature: larger ones are often louder."""
     assert pool.labels is not None
-    zero = pool.looks[0].state
     views = dict.fromkeys((IDENTITY, *(u.view for u in units)))
-    own = {v: fit_temperature(pool.logits[pool.index[Look(v, zero)]], pool.labels) for v in views}
+    still = {v: Look(v, pool.work[v].near[0]) for v in views}  # a larger picture may have more layers that subsample
+    own = {v: fit_temperature(pool.logits[pool.index[look]], pool.labels) for v, look in still.items()}
     return {v: t / own[IDENTITY] for v, t in own.items()}
 
 

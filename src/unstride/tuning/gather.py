@@ -25,7 +25,7 @@ from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
 from unstride.procedure.meaning import TASKS
 from unstride.tuning.candidates import Unit
-from unstride.tuning.parts import Part
+from unstride.tuning.parts import Part, check_finite
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.timing import estimate
 from unstride.views.canvas import Source
@@ -111,6 +111,7 @@ def gather(
 
     def look(part: Part) -> dict[str, Tensor]:
         said = torch.stack([part.kept(one) for one in look_at(better, part.source, looks)])
+        check_finite(said[0], part.names)
         return {"logits": said, **(_paper(better, part) if paper else {})}
 
     def told(pictures: int) -> str:

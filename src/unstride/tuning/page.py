@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from unstride.show.charts import Chart, Point, Series
 from unstride.show.html import Facts, Section, Table, Text, render_report
+from unstride.tuning.certificate import Saved
 from unstride.tuning.tuned import Line, Tuned
 
 
@@ -21,7 +22,14 @@ def page(tuned: Tuned, title: str) -> str:
         [
             Section("Verdict", (Text(tuned.verdict), Facts(facts))),
             Section("Gain over cost", (frontier_chart(list(tuned.lines)),)),
-            Section("Everything that was compared", (shown, *map(Text, tuned.notes))),
+            Section(
+                "Everything that was compared",
+                (
+                    Text(f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading}."),
+                    shown,
+                    *map(Text, tuned.notes),
+                ),
+            ),
             Section("The recipe", (*(Text(line) for line in str(tuned.recipe).splitlines()), Text(_next(tuned)))),
         ],
     )
@@ -43,7 +51,10 @@ def frontier_chart(lines: list[Line]) -> Chart:
     ours = tuple(_point(line) for line in lines if line.name.startswith("tuned"))
     others = [Series(line.name, (_point(line),)) for line in lines[1:] if not line.name.startswith("tuned")]
     start = Point(1.0, 0.0, label="plain")
-    return Chart("Gain over cost", "cost, plain forwards", "gain", (Series("tuned", (start, *ours)), *others), 0.0)
+    series = (Series("tuned", (start, *ours)), *others)
+    unit = "%" if isinstance(lines[0].certificate, Saved) else "points"
+    title = "What was tuned, on pictures that its choice did not see"
+    return Chart(title, "cost, plain forwards", "gain", series, 0.0, unit=unit)
 
 
 def _point(line: Line) -> Point:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,11 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         images, known = unpacked(batch, "data", task)
         canvas = as_source(images)
         if not isinstance(canvas, Canvas) or known.ndim != (2 if task in NUMBERS else 1):
-            raise InputError("a loader must give tensors (B, C, H, W) or Canvas batches, with a label for each image")
+            raise InputError(
+                f"data: got images {tuple(getattr(canvas, 'pixels', torch.empty(0)).shape)} with labels "
+                f"{tuple(known.shape)}, wanted tensors (B, C, H, W) or Canvas batches, with "
+                + (NUMBERS[task][1] if task in NUMBERS else "the number of its class for each image, (B,)")
+            )
         known = known.long() if task not in NUMBERS and not known.is_floating_point() else known
         pixels = canvas.pixels.to(like)
         for start in range(0, len(pixels), SHARD):
@@ -98,6 +102,17 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
             key = _key(digest({"x": own}), [repr(part.box), repr(part.preprocess)])
             yield Part(key, part, known[start : start + SHARD], names=names)
             seen += len(own)
+
+
+def check_finite(plain: Tensor, names: Sequence[str]) -> None:
+    """Refuse pictures whose plain answers (n, ...) are no numbers: one would spoil every figure of the others."""
+    bad = (~plain.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
+    if bad:
+        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+        raise DataError(
+            f"{', '.join(names[i] for i in bad[:3])}{more}: the network's answer is not finite, so nothing can be "
+            "chosen by it. Look for NaN or infinite values in the picture, and repair it or leave it out"
+        )
 
 
 def read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]:
@@ -127,22 +142,24 @@ def _stacked(targets: list[Any]) -> Tensor:
 
 
 def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
-    given: list[tuple[str, Source, Tensor]] = []
+    given: list[tuple[str, str, Source, Tensor]] = []
     if isinstance(data, Dataset):
         whole = prepared(data)
         for name, picture, known in read(data, range(len(data))):
-            given.append((_key(whole, [name]), Pictures([picture], data.preprocess, like), known))
+            given.append((_key(whole, [name]), name, Pictures([picture], data.preprocess, like), known))
     else:
         for batch in data:
             images, values = unpacked(batch, "data", "dense")
             for x, known in zip(images.to(like), values, strict=True):
-                given.append((digest({"x": x[None], "y": known})[:24], Canvas(x[None]), known))
-    for key, source, known in given:
+                key = digest({"x": x[None], "y": known})[:24]
+                given.append((key, f"image {len(given)}", Canvas(x[None]), known))
+    for key, name, source, known in given:
         there = known.isfinite().flatten()
         if not bool(there.any()):
             raise DataError("nothing is measured in one of the maps; leave that picture out")
         at = drawn(there, key, each(len(given)))
-        yield Part(f"{key}-{len(at)}", source, known.flatten()[at][None], at, tuple(known.shape), int(there.sum()))
+        labels, size = known.flatten()[at][None], tuple(known.shape)
+        yield Part(f"{key}-{len(at)}", source, labels, at, size, int(there.sum()), (name,))
 
 
 def each(pictures: int) -> int:

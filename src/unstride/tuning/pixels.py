@@ -34,7 +34,7 @@ from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
 from unstride.proof.metrics import IGNORE, check_mask
 from unstride.tuning.candidates import Unit
-from unstride.tuning.parts import drawn, prepared, read
+from unstride.tuning.parts import check_finite, drawn, prepared, read
 from unstride.tuning.pool import Work
 from unstride.views.canvas import Canvas, Pictures, Source
 from unstride.views.policies import IDENTITY, View
@@ -192,6 +192,7 @@ def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pi
     first = Batch(plan, plan.engine_for(moved).start(images), (IDENTITY,), [0], crop)
     zero = plan.found.space.zero
     _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
+    check_finite(plain, [scene.name])
     chosen = sampled(scene, pixels)
     size = (int(scene.source.size[0]), int(scene.source.size[1]))
     assert gate.tile is not None

@@ -91,13 +91,13 @@ class Mapped:
             line = self.line(name, *told, places.told(pool))
             lines.append(replace(line, certificate=crossed(line.certificate, FOLDS)))
             run |= {name: frontier[ceiling]} if ceiling <= cost else {}
-        recipe, proof, words = settled(lines, frontier, cost, guard)
+        recipe, proof, words = settled(lines, frontier, cost, guard, self.objective)
         places = Places() if recipe.plain else chosen[cost]
         spent = float(simulate_pixels(pool, places.units, places.below).costs.mean())
         ours = self.better.with_options(recipe=recipe)
-        lines = with_times(lines, run, self.better, self.source)
+        lines, time = with_times(lines, run, self.better, self.source)
         return Tuned(
-            recipe, cost, spent, frontier, tuple(lines), proof, words, ours, pool, tuple(notes), metric="mIoU %"
+            recipe, cost, spent, frontier, tuple(lines), proof, words, ours, pool, (*notes, time), metric="mIoU %"
         )  # fmt: skip
 
     def crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor]]:

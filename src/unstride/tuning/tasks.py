@@ -60,9 +60,10 @@ class Judged:
         recipe, proof, words = settled(lines, frontier, cost, guard)
         spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
         ours = self.better.with_options(recipe=recipe)
-        if self.source is not None:
-            lines = with_times(lines, run, self.better, self.source)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
+        if self.source is not None:
+            lines, time = with_times(lines, run, self.better, self.source)
+            notes += (time,)
         return Tuned(
             recipe, cost, spent, frontier, tuple(lines), proof, words, ours, self.pool, notes,
             metric=self.judge.metric, beside=self.judge.beside,

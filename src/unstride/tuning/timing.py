@@ -30,20 +30,21 @@ def estimate(
     pictures: int,
     paper: bool,
 ) -> str:
-    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB on disk`.
+    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB of files`.
 
     `kept`: bytes of each picture in each look.
     """
     plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
     by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
     each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
-    few = source.rows(range(min(4, len(source))))
-    out = _seconds(lambda: better.plain(few.see(IDENTITY))) / len(few) * each * pictures
+    few = source.rows(range(min(8, len(source))))
+    engine = better.fitted(few.see(IDENTITY))[1].engine_for(())  # quicker than the user's own forward
+    out = _seconds(lambda: engine.start(few.see(IDENTITY))) / len(few) * each * pictures
     size = kept * pictures * len(looks) / 1e6
     beside = ", the paper's search beside them" if paper else ""
     return (
         f"{pictures:,} pictures in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "
-        f"about {_duration(out)}, {max(size, 0.1):.1f} MB on disk"
+        f"about {_duration(out)}, {max(size, 0.1):.1f} MB of files"
     )
 
 
@@ -60,10 +61,9 @@ def _seconds(run: Callable[[], Any], warm: int = 1) -> float:
         return time.perf_counter() - start
 
 
-def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -> list[float]:
-    """Each recipe's time on pictures as multiples of the user's own plain forward on them, in turns in one run.
-
-    As many pictures, at most 64, as go through all recipes twice in about 15 seconds.
+def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -> tuple[list[float], int]:
+    """Each recipe's time on pictures as multiples of the user's own plain forward on them, in turns in one run; and
+    how many pictures went through together: at most 64, as many as go through all recipes twice in about 15 seconds.
     """
     model = recipes[0].plans.plain
     each = _seconds(lambda: model(source.rows([0]).see(IDENTITY)))
@@ -75,12 +75,19 @@ def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -
         for k, better in enumerate(recipes):
             plain.append(_seconds(lambda: model(some.see(IDENTITY)), warm=0))
             fastest[k].append(_seconds(lambda better=better: better(some), warm=1 - turn))  # type: ignore[misc]
-    return [min(own) / min(plain) for own in fastest]
+    return [min(own) / min(plain) for own in fastest], len(some)
 
 
-def with_times(lines: Sequence[Line], recipes: Mapping[str, Recipe], better: Enhanced, source: Source) -> list[Line]:
-    """The lines with the time that their recipes take here."""
+def with_times(
+    lines: Sequence[Line], recipes: Mapping[str, Recipe], better: Enhanced, source: Source
+) -> tuple[list[Line], str]:
+    """The lines with the time that their recipes take here, and what that time is of, in words."""
     there = [line for line in lines if line.name in recipes]
     ready = [better.with_options(recipe=recipes[line.name]) for line in there]
-    ratios = dict(zip([x.name for x in there], timed(ready, [x.cost for x in there], source), strict=True))
-    return [replace(line, time=ratios.get(line.name)) for line in lines]
+    ratios, count = timed(ready, [x.cost for x in there], source)
+    by = dict(zip([x.name for x in there], ratios, strict=True))
+    note = (
+        f"time: over your network's own forward of the same {count} pictures together, on this machine; of other "
+        "batches: unstride bench SPEC --recipe FILE --batch 1,8,32"
+    )
+    return [replace(line, time=by.get(line.name)) for line in lines], note

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ from unstride.proof.measures import measure_of
 from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
-from unstride.tuning.certificate import certify
+from unstride.tuning.certificate import certify, unchanged
 from unstride.tuning.choose import OBJECTIVES, Choice, Chooser, choose, fold_of, laid, stages_of
 from unstride.tuning.gather import Gathered, answers, gather, kept_in
 from unstride.tuning.judges import JUDGES, check_neighbours
@@ -92,6 +93,7 @@ def tune(
     if guard is not None and (not _number(guard) or guard < 0):
         raise OptionError(f"guard: got {guard!r}, wanted a number of points, at least 0, or None")
     check_limit(limit)
+    named = data if isinstance(data, str) else ""
     loaded, data, task = _loaded(model, data, weights, limit, task)
     module = loaded.model if isinstance(loaded, Loaded) else loaded
     ceilings = sorted({*CEILINGS, float(cost)}) if frontier else [float(cost)]
@@ -107,7 +109,7 @@ def tune(
         better, seen = _ready(module, data, task, scenes(data, _like(module), window))
         by = objective or "likelihood"
         tuned = tune_scenes(better, seen, ceilings, cost, pool, by, guard, cache_dir, seed, progress, paper)
-        return _doubted(tuned, loaded, 1 / better.plan.classes)
+        return _doubted(replace(tuned, data=named), loaded, 1 / better.plan.classes)
     _check_objective(objective, task)
     better, given = _ready(module, data, task, parts(data, _like(module), task))
     units = candidates(given[0].source, pool, better.task)
@@ -123,10 +125,10 @@ def tune(
             beside["yours"] = answers(mine, given, folder, us, progress)
     if task in JUDGES:
         judged = Judged(found, better, seed, beside, given[0].source)
-        return _doubted(judged.tuned(ceilings, cost, guard), loaded, judged.judge.chance)
+        return _doubted(replace(judged.tuned(ceilings, cost, guard), data=named), loaded, judged.judge.chance)
     by = objective or OBJECTIVES[0]
     tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
-    return _doubted(tuning.tuned(ceilings, cost, guard), loaded, 1 / better.plan.classes)
+    return _doubted(replace(tuning.tuned(ceilings, cost, guard), data=named), loaded, 1 / better.plan.classes)
 
 
 def _number(value: Any) -> bool:
@@ -250,7 +252,7 @@ class Tuning:
             frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
             held[ceiling] = logits
             lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
-        recipe, proof, words = settled(lines, frontier, cost, guard)
+        recipe, proof, words = settled(lines, frontier, cost, guard, self.objective)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
@@ -260,7 +262,8 @@ class Tuning:
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
         run |= {r.name: r for ceiling, r in frontier.items() if ceiling <= cost}
         if self.source is not None:
-            lines = with_times(lines, run, self.better, self.source)
+            lines, time = with_times(lines, run, self.better, self.source)
+            notes += (time,)
         return Tuned(
             recipe, cost, spent, frontier, tuple(lines), proof, words, better, self.pool, notes,
             held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
@@ -289,7 +292,8 @@ class Tuning:
 
     def _line(self, name: str, logits: Tensor, costs: Tensor, what: str = "", nlls: Tensor | None = None) -> Line:
         right = two_class(logits).argmax(1) == self.labels
-        proof = certify(int((right & ~self.right).sum()), int((~right & self.right).sum()), len(right))
+        turned = [int((a & ~b).sum()) for a, b in ((right, self.right), (self.right, right))]
+        proof = certify(turned[0], turned[1], len(right)) if float(costs.max()) > 1 else unchanged(len(right))
         if nlls is None:
             nlls = self._warmed(logits)
         return Line(name, float(right.float().mean()), float(nlls.mean()), proof, float(costs.mean()), what)

@@ -65,19 +65,25 @@ HEAD = ("", "accuracy %", "NLL", "gain, 95 % interval", "corrected / corrupted",
 
 
 def settled(
-    lines: Sequence[Line], frontier: Mapping[float, Recipe], asked: float, guard: float | None
+    lines: Sequence[Line], frontier: Mapping[float, Recipe], asked: float, guard: float | None, by: str = ""
 ) -> tuple[Recipe, Certificate, str]:
-    """The recipe of the asked ceiling, or plain where the guard refuses it; its certificate; what to do, in words.
+    """The recipe of the asked ceiling, its certificate, and what to do, in words. The recipe is plain where the guard
+    refuses it, or where choosing one paid nothing, by likelihood or by the gain, on pictures that it did not see.
 
-    `lines`: those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove nothing of it.
+    `lines`: plain first; those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove
+    nothing of it.
     """
     ceilings = [ceiling for ceiling in frontier if ceiling <= asked][::-1]
     first = len(lines) - len(frontier)
     proofs = [line.certificate for line in lines[first : first + len(ceilings)]][::-1]
     proof, recipe = proofs[0], frontier[asked]
-    words = verdict(proofs, len(recipe.stages) < 2, ceilings, guard)
+    chosen, nothing = lines[first + len(ceilings) - 1], len(recipe.stages) < 2
+    behind = not (chosen.beside < lines[0].beside if by == "likelihood" else proof.gain > 0)
+    words = verdict(proofs, nothing, ceilings, guard, behind)
     if guard is not None and 100 * proof.low < -guard:
         recipe = get("plain", recipe.task).changed(name="guarded")
+    elif behind and not nothing:
+        recipe = get("plain", recipe.task)
     return recipe, proof, words
 
 
@@ -99,6 +105,7 @@ class Tuned:
     again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other pictures
     metric: str = "accuracy %"
     beside: str = "NLL"
+    data: str = ""  # the name of the data, where it has one
 
     def conformal(self, alpha: float = 0.1, score: str = "lac") -> Conformal:
         """Sets of classes with the right one in at least 1 - alpha of them; see `unstride.tuning.conformal`.
@@ -121,6 +128,14 @@ class Tuned:
         share = "saved %, 95 % interval" if isinstance(self.certificate, Saved) else HEAD[3]
         return ("", self.metric, self.beside, share, *HEAD[4:])
 
+    @property
+    def reading(self) -> str:
+        """How the table is read."""
+        return (
+            "in the table figures and cost are of recipes that were chosen without each picture, time and looks are of "
+            "the recipe that was chosen by all"
+        )
+
     def table(self) -> list[tuple[str, ...]]:
         return [self.head, *(line.cells() for line in self.lines)]
 
@@ -137,9 +152,9 @@ class Tuned:
             "  ".join(row[k].ljust(widths[k]) if k in (0, 7) else row[k].rjust(widths[k]) for k in used).rstrip()
             for row in rows
         ]
-        spent = f"costs {self.cost:.2f} on these pictures; in the table figures and cost are of recipes that were "
-        spent += "chosen without each picture, time and looks are of this one"
-        chosen = [str(self.recipe)] if self.recipe.plain else [str(self.recipe), f"  {spent}"]
+        chosen = [str(self.recipe)]
+        if not self.recipe.plain:
+            chosen.append(f"  costs {self.cost:.2f} on these pictures; {self.reading}")
         return "\n".join([*lines, "", self.verdict, *chosen, *self.notes])
 
     def save(self, path: str | Path) -> Path:
@@ -153,6 +168,8 @@ class Tuned:
             "corrected": c.corrected,
             "corrupted": c.corrupted,
             "cost": round(self.cost, 4),
+            "proved": c.better or len(self.recipe.stages) < 2,
             "verdict": self.verdict,
+            **({"data": self.data} if self.data else {}),
         }
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)

@@ -10,6 +10,7 @@ from typing import Any
 
 from PIL import Image
 
+from unstride.data import check_limit
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, LeftOut, OptionError
 from unstride.jobs.progress import progress as show_progress
@@ -101,12 +102,15 @@ def settle(
     cost: float,
     recipe: str = "default",
     task: str | None = None,
+    limit: int | None = None,
     progress: bool = False,
 ) -> Settled:
     """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`.
 
-    Of classes, whole pictures look again; of maps of classes, tiles of them. Other tasks have no gates to set.
+    Of classes, whole pictures look again; of maps of classes, tiles of them. Other tasks have no gates to set. `limit`:
+    so many pictures, spread evenly; by default 1,000, of maps 100.
     """
+    check_limit(limit)
     album = Album(find_images(list(folders)), loaded.preprocess)
     first = next(iter(album), None)
     if first is None:
@@ -115,7 +119,7 @@ def settle(
     example = first.rows([0]).see(IDENTITY)
     better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
     better = better.with_options(recipe=gated(better.recipe, first.size))
-    album = album.some(MAPS if TASKS[better.task].maps else MOST)
+    album = album.some(limit or (MAPS if TASKS[better.task].maps else MOST))
     with show_progress("pictures, twice", 2 * len(album.paths), progress) as advance:
         album = replace(album, advance=advance)
         found = better.calibrate(album, cost)
