@@ -63,7 +63,7 @@ def test_words_are_the_models_names_in_the_models_order(tmp_path: Path) -> None:
     assert labels(data) == [1, 2, 0, 2]
     assert data.classes == PETS
     assert data.legend == (
-        "labels: Guinea_Pig is class 2 (guinea pig), cat is class 1, dog is class 0, guinea-pig is class 2 (guinea pig)"
+        "labels: dog is class 0, cat is class 1, Guinea_Pig is class 2 (guinea pig), guinea-pig is class 2 (guinea pig)"
     )
 
 

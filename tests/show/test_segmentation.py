@@ -20,7 +20,7 @@ def test_segmentation_maps(classes: int) -> None:
     plain = (logits[0, 0] > 0).long() if classes == 1 else logits[0].argmax(0)
     final = (logits.mean(0)[0] > 0).long() if classes == 1 else logits.mean(0).argmax(0)
     assert f"{float((plain != final).float().mean()):.1%}" in svg
-    assert "states disagree" in svg
+    assert "looks disagree" in svg
 
 
 def test_overlay_tints_classes_and_leaves_the_background() -> None:

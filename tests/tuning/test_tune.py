@@ -111,14 +111,18 @@ def test_what_is_promised_is_kept():
 def test_the_verdict_says_what_to_do():
     good, poor, plain = certify(30, 5, 1000), certify(5, 5, 1000), certify(0, 0, 1000)
     ceilings = [1.5, 1.25, 1.1]  # the asked one first: what is cheaper need not be proved for it
-    assert verdict([good, poor, good], False, ceilings, None) == f"use it: {good}"
-    assert "what is tuned for 1.25 is proved" in verdict([good, good, poor], False, ceilings, None)
-    assert "what is tuned for 1.1 is proved" in verdict([good, plain, good], False, ceilings, None)
-    assert "cost of 1.5 or less" in verdict([poor, poor, poor], True, ceilings, None)
-    assert verdict([poor, good, good], False, ceilings, None).startswith("not proved: with 95 % confidence at most")
-    assert "no better than plain on the others" in verdict([poor, good, good], False, ceilings, None, behind=True)
-    assert verdict([poor, good, good], False, ceilings, 0.1).startswith("leave it alone")
-    assert verdict([plain, good, good], False, ceilings, None).startswith("not proved: no answer changed on 1000")
+    assert verdict([good, poor, good], False, ceilings, None, "ahead") == f"use it: {good}"
+    assert "what is tuned for 1.25 is proved" in verdict([good, good, poor], False, ceilings, None, "ahead")
+    assert "what is tuned for 1.1 is proved" in verdict([good, plain, good], False, ceilings, None, "ahead")
+    assert "cost of 1.5 or less" in verdict([poor, poor, poor], True, ceilings, None, "ahead")
+    assert verdict([poor, good, good], False, ceilings, None, "ahead").startswith(
+        "not proved: with 95 % confidence at most"
+    )
+    assert "no better than plain on the others" in verdict([poor, good, good], False, ceilings, None, "")
+    assert verdict([poor, good, good], False, ceilings, 0.1, "ahead").startswith("leave it alone")
+    assert verdict([plain, good, good], False, ceilings, None, "ahead").startswith(
+        "not proved: no answer changed on 1000"
+    )
 
 
 def test_the_exact_interval():

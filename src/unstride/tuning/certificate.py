@@ -166,15 +166,15 @@ def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
 
 
 def verdict(
-    proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None, behind: bool = False
+    proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None, ahead: str
 ) -> str:
     """What to do, in words. `proofs` of `ceilings`, the asked one first; `nothing`: no look was chosen for that;
-    `behind`: what was chosen was no better than plain on pictures that the choice did not see.
+    `ahead`: in what the choice is better than plain on pictures that it did not see, empty where it is not.
     """
     proof = proofs[0]
     if nothing:
         return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
-    if behind:
+    if not ahead:
         return (
             f"leave it alone: looks at a cost of {ceilings[0]:g} or less, chosen on some of these pictures, were no "
             "better than plain on the others"
@@ -182,9 +182,12 @@ def verdict(
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
-        return f"not proved: {proof}; only how sure it is may be better, see the likelihood"
+        return f"not proved: {proof}; only how sure it is was better ({ahead})"
     if not proof.better:
-        return f"not proved: {proof}. It is the best guess by these pictures; more labelled ones may prove it"
+        return (
+            f"not proved: {proof}. It is the best guess by these pictures ({ahead} on those that it was not chosen "
+            "by); more labelled ones may prove it"
+        )
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (
         f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""

@@ -78,11 +78,14 @@ def settled(
     proofs = [line.certificate for line in lines[first : first + len(ceilings)]][::-1]
     proof, recipe = proofs[0], frontier[asked]
     chosen, nothing = lines[first + len(ceilings) - 1], len(recipe.stages) < 2
-    behind = not (chosen.beside < lines[0].beside if by == "likelihood" else proof.gain > 0)
-    words = verdict(proofs, nothing, ceilings, guard, behind)
+    if by == "likelihood":
+        ahead = f"NLL {chosen.beside:.4f} against {lines[0].beside:.4f}" if chosen.beside < lines[0].beside else ""
+    else:
+        ahead = f"{100 * proof.gain:.2f} {proof.unit} better" if proof.gain > 0 else ""
+    words = verdict(proofs, nothing, ceilings, guard, ahead)
     if guard is not None and 100 * proof.low < -guard:
         recipe = get("plain", recipe.task).changed(name="guarded")
-    elif behind and not nothing:
+    elif not ahead and not nothing:
         recipe = get("plain", recipe.task)
     return recipe, proof, words
 
