@@ -200,8 +200,8 @@ def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]
         "",
         f"{reached} of {len(goals)} goals that were set beforehand are reached. Tuned for the very cost of a flip, "
         f"crops, scales or the paper's search, ours is measurably less accurate in {len(worse)} of {len(against)} "
-        f"comparisons and measurably less likely in {len(unlikely)}{_named(unlikely)}. Everything was tuned on one half "
-        "of the pictures and measured on the other, both ways, for several random halvings"
+        f"comparisons and measurably less likely in {len(unlikely)}{_named(unlikely)}. Everything was tuned on one "
+        "half of the pictures and measured on the other, both ways, for several random halvings"
         + (f" ({len(older)} older rows for one of them)." if older else "."),
         "",
         "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`. How a "
