@@ -174,8 +174,14 @@ def add(row: Row) -> None:
 
 def page(found: Sequence[Row]) -> str:
     nets = list(dict.fromkeys(r["net"] for r in found))
-    measured = [k for k, title in NETS.items() if title in nets]
-    counts = ", ".join(f"{net} ({int(next(r['pictures'] for r in found if r['net'] == net)):,})" for net in nets)
+    taken = {net: int(next(r["pictures"] for r in found if r["net"] == net)) for net in nets}
+    counts = ", ".join(f"{net} ({count:,})" for net, count in taken.items())
+    limits = {k: taken[t] * 2 // 5 if k.startswith("cifar") else taken[t] for k, t in NETS.items() if t in nets}
+    made = [
+        f"`python -m benchmarks.ablations --assets DIR --nets {' '.join(k for k in limits if limits[k] == n)} "
+        f"--limit {n}`"
+        for n in dict.fromkeys(limits.values())
+    ]
     out = ["# Results: ablations", "", verdict(found), ""]
     out += [
         f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
@@ -185,8 +191,7 @@ def page(found: Sequence[Row]) -> str:
         "("
         + ", ".join(f"{FIT[k]:,} of {title}" for k, title in NETS.items() if title in nets)
         + "), as `unstride fit` does",
-        f"it. Made by `python -m benchmarks.ablations --assets DIR --nets {' '.join(measured)}`; rows in",
-        "`benchmarks/ablations.csv`.",
+        f"it. Made by {' and '.join(made)}; rows in `benchmarks/ablations.csv`.",
         "",
         beside("results-ablations.md"),
     ]

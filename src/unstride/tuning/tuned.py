@@ -12,7 +12,7 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.recipe import Recipe, get, write
-from unstride.tuning.certificate import Certificate, Saved, verdict
+from unstride.tuning.certificate import Certificate, Saved, unchanged, verdict
 from unstride.tuning.conformal import Conformal, conformal
 from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
@@ -162,7 +162,7 @@ class Tuned:
 
     def save(self, path: str | Path) -> Path:
         """The recipe in a file, with the network, the preprocessing and the figures it was chosen by."""
-        c = self.certificate
+        c = unchanged(self.certificate.pictures) if self.recipe.plain else self.certificate
         figures: dict[str, Any] = {
             "pictures": c.pictures,
             "gain": round(c.gain, 6),
