@@ -351,7 +351,7 @@ def pooled(every: Sequence[Row], start: str, cost: float) -> tuple[float, float]
 def held_out(every: Sequence[Row]) -> str:
     """The network that was looked at only when everything was settled."""
     mine = [r for r in every if r["net"] == HELD_OUT]
-    told = [f"{name}: {cell(r, r['pictures'])}" for name in BESIDE[1:] if (r := found(mine, name)) is not None]
+    told = [f"{name}: {cell(r, mine[0]['pictures'])}" for name in BESIDE[1:] if (r := found(mine, name)) is not None]
     return (
         f"{HELD_OUT} is not among them: nothing in this project was decided by looking at it. Accuracy in % at its "
         f"cost, and gain: {'; '.join(told)}."

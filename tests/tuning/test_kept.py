@@ -86,7 +86,7 @@ def test_what_cannot_be_asked_for_is_refused_before_the_work(wrong) -> None:
 
 
 def test_plain_is_not_refused_by_a_guard() -> None:
-    words = verdict([certify(0, 0, 100)], True, [1.5], 0.1, "")
+    words = verdict([certify(0, 0, 100)], [1.5], 0.1, None)
     assert "guard" not in words and words.startswith("leave it alone: no look")
 
 

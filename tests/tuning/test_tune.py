@@ -13,9 +13,10 @@ from unstride.errors import DataError, InputError, NotProved, OptionError, Unstr
 from unstride.geometry.states import State
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.looks import Look
+from unstride.proof.loop import _same_data
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit
-from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, unchanged, verdict
+from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, verdict
 from unstride.tuning.choose import choose, stages_of
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.simulate import simulate
@@ -109,20 +110,21 @@ def test_what_is_promised_is_kept():
 
 
 def test_the_verdict_says_what_to_do():
-    good, poor, plain = certify(30, 5, 1000), certify(5, 5, 1000), certify(0, 0, 1000)
+    good, poor, plain, bad = certify(30, 5, 1000), certify(5, 5, 1000), certify(0, 0, 1000), certify(5, 30, 1000)
     ceilings = [1.5, 1.25, 1.1]  # the asked one first: what is cheaper need not be proved for it
-    assert verdict([good, poor, good], False, ceilings, None, "ahead") == f"use it: {good}"
-    assert "what is tuned for 1.25 is proved" in verdict([good, good, poor], False, ceilings, None, "ahead")
-    assert "what is tuned for 1.1 is proved" in verdict([good, plain, good], False, ceilings, None, "ahead")
-    assert "cost of 1.5 or less" in verdict([poor, poor, poor], True, ceilings, None, "ahead")
-    assert verdict([poor, good, good], False, ceilings, None, "ahead").startswith(
-        "not proved: with 95 % confidence at most"
-    )
-    assert "no better than plain on the others" in verdict([poor, good, good], False, ceilings, None, "")
-    assert verdict([poor, good, good], False, ceilings, 0.1, "ahead").startswith("leave it alone")
-    assert verdict([plain, good, good], False, ceilings, None, "ahead").startswith(
-        "not proved: no answer changed on 1000"
-    )
+    for proofs, guard, ahead, words in (
+        ([good, poor, good], None, "likelihood", f"use it: {good}"),
+        ([good, good, poor], None, "likelihood", "what is tuned for 1.25 is proved"),
+        ([good, plain, good], None, "likelihood", "what is tuned for 1.1 is proved"),
+        ([poor, poor, poor], None, None, "leave it alone: no look at a cost of 1.5 or less"),
+        ([poor, good, good], None, "likelihood", "not proved: with 95 % confidence at most"),
+        ([poor, good, good], None, "", "no better than plain on the others"),
+        ([poor, good, good], 0.1, "likelihood", "leave it alone: with"),
+        ([plain, good, good], None, "likelihood", "not proved: no answer changed on 1000"),
+        ([bad, good, good], None, "likelihood", "on the others: with 95 % confidence at least"),
+    ):
+        assert words in verdict(proofs, ceilings, guard, ahead)
+    assert "points worse than plain, most likely 2.50 worse" in str(bad) and bad.worse
 
 
 def test_the_exact_interval():
@@ -150,7 +152,9 @@ def test_the_whole_way_on_the_sample(tuned, tmp_path):
     for word in ("plain", "flip", "tuned for 1.5", "accuracy", "corrected"):
         assert word in text
     assert list(tuned.frontier) == [1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0] and tuned.asked == 1.5
-    assert tuned.lines[tuned.at].name == "tuned for 1.5" and tuned.certificate == tuned.lines[tuned.at].certificate
+    assert tuned.lines[tuned.at].name == "tuned for 1.5"
+    asked = tuned.lines[tuned.at].certificate
+    assert tuned.certificate == (asked.of_plain() if len(tuned.recipe.stages) < 2 else asked)
     assert tuned.recipe.plain or tuned.recipe == tuned.frontier[1.5]
     assert "over your network's own forward of the same 64 pictures together" in text
     assert [line.time is None for line in tuned.lines[tuned.at :]] == [False] + 4 * [True]  # dearer than was asked for
@@ -181,17 +185,23 @@ def lined(name: str, nll: float, corrected: int, corrupted: int) -> Line:
 
 def test_a_choice_that_paid_nothing_elsewhere_is_not_recommended():
     looks = get("flip").changed(name="tuned for 1.5", stages=(Stage(), Stage((parse_view("mirror"),))))
-    plain = Line("plain", 0.9, 0.5, unchanged(1000), 1.0)
-    for chosen, by, kept in (
-        (lined("tuned for 1.5", 0.49, 5, 5), "likelihood", True),
-        (lined("tuned for 1.5", 0.51, 9, 5), "likelihood", False),
-        (lined("tuned for 1.5", 0.51, 9, 5), "accuracy", True),
-        (lined("tuned for 1.5", 0.49, 5, 5), "accuracy", False),
+    plain = Line("plain", 0.9, 0.5, certify(0, 0, 1000).of_plain(), 1.0)
+    for nll, turned, by, guard, kept, words in (
+        (0.49, (5, 5), "likelihood", None, True, "not proved"),
+        (0.51, (9, 5), "likelihood", None, False, "leave it alone: looks"),
+        (0.51, (40, 4), "likelihood", None, True, "use it"),  # proved, whatever the likelihood
+        (0.49, (4, 40), "likelihood", None, False, "leave it alone: looks"),  # surely less accurate
+        (0.51, (9, 5), "accuracy", None, True, "not proved"),
+        (0.49, (5, 5), "accuracy", None, False, "leave it alone: looks"),
+        (0.49, (9, 5), "likelihood", 0.1, False, "leave it alone: with"),
     ):
-        recipe, _, words = settled([plain, chosen], {1.5: looks}, 1.5, None, by)
-        assert (recipe == looks, recipe.plain) == (kept, not kept)
-        assert words.startswith("not proved" if kept else "leave it alone")
-    assert (unchanged(1000).low, unchanged(1000).high) == (0.0, 0.0)
+        line = lined("tuned for 1.5", nll, *turned)
+        recipe, proof, told = settled([plain, line], {1.5: looks}, 1.5, guard, by)
+        assert (recipe == looks, recipe.plain) == (kept, not kept) and told.startswith(words)
+        assert proof == line.certificate if kept else (proof.low, proof.high, proof.changed) == (0, 0, False)
+    only = looks.changed(stages=(Stage(),), temperature=1.3)
+    told = settled([plain, lined("tuned for 1.5", 0.4, 0, 0)], {1.5: only}, 1.5, None, "likelihood")[2]
+    assert told.startswith("leave it alone") and told.endswith("its temperature was set to 1.3")
 
 
 def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
@@ -204,6 +214,7 @@ def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
         unstride.enhance(loaded.model, loaded.example(), recipe=path)
     with pytest.warns(UnstrideWarning, match="was tuned on pictures of sample"):
         unstride.evaluate("sample", "sample", limit=8, recipe=path)
+    assert _same_data("folder:a/b", "folder:a/./b/") and not _same_data("folder:a", "csv:a")
     sure = dataclasses.replace(guess, certificate=certify(30, 4, 120), verdict="use it: ...")
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotProved)

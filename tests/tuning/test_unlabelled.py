@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import unstride
 from unstride import models
-from unstride.errors import DataError, LeftOut, OptionError
+from unstride.errors import DataError, LeftOut, NotProved, OptionError
 from unstride.sample import classification_sample, segmentation_sample
 from unstride.tuning.unlabelled import Album, settle
-from unstride.views.images import open_image
+from unstride.views.images import Preprocess, open_image
 
 
 @pytest.fixture(scope="module")
@@ -70,4 +71,35 @@ def test_an_album_gives_pictures_of_one_size_together(scenes):
     album = Album(sorted(scenes.glob("?.png")), models.load("sample-segmentation").preprocess)
     assert [len(batch) for batch in album] == [1] * 6 == [len(batch) for batch in album]
     assert [len(batch) for batch in Album(album.paths[::2] * 5, album.preprocess)] == [8, 7]
-    assert len(album.some(3).paths) == 3
+    assert [p.name for p in album.some(4).paths] == ["0.png", "1.png", "3.png", "4.png"]  # of all, not of the first
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("classification", 1), ("multilabel", 3)])
+def test_changed_answers_are_those_of_the_task(task, outputs, tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten(), nn.Linear(8, outputs))
+    noise = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8)
+    for i, picture in enumerate(noise):
+        Image.fromarray(picture).save(tmp_path / f"{i:02}.png")
+    prepare = Preprocess(None, None, (0.5,) * 3, (0.5,) * 3)
+    with torch.no_grad():
+        seen = torch.stack([prepare(Image.fromarray(p)) for p in noise])
+        net[3].bias -= net(seen).median(0).values  # on the brink
+    found = settle(models.Loaded("net", net.eval(), prepare, task), [tmp_path], cost=2.0)
+    with torch.no_grad():
+        both = torch.stack([net(seen), found.better(seen)]) > 0
+    assert found.changed == pytest.approx(float((both[0] != both[1]).float().mean()), abs=1e-6) and found.changed > 0
+    with pytest.warns(NotProved, match="set without labels"):
+        unstride.load(found.save(tmp_path / "set.toml"), net)
+
+
+def test_a_list_of_batches_calibrates_as_one():
+    x = torch.randn(12, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    costs = []
+    for given in (x, [x[:5], x[5:]], iter([x[:5], x[5:]])):
+        better = unstride.enhance(models.load("sample").model, x[:1], task="classification")
+        costs.append((better.calibrate(given, cost=1.5).cost, better.recipe.stages[1].gate.below))
+    assert costs[0] == costs[1] == costs[2]
+    with pytest.raises(OptionError, match="what every picture takes costs 1 "):
+        better.calibrate(x, cost=0.9)
+    assert better.calibrate(x, cost=1.0).stages[1].gate.below == 0.0

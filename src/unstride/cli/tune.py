@@ -61,7 +61,8 @@ def tune(
         raise typer.BadParameter("give --data with labels, or --pictures without")
     if pictures and asked:
         raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
-    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--window": window}
+    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--window": window, "--cache": cache}
+    labelled |= {"--pool": pool if pool != "medium" else None, "--no-paper": None if paper else paper}
     if pictures and (given := [name for name, value in labelled.items() if value is not None]):
         raise typer.BadParameter(f"{given[0]} is for labelled pictures: give --data, or leave it out")
     from unstride import models
@@ -112,9 +113,12 @@ def _settle(
     loaded: "Loaded", pictures: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Gates for a mean cost, from pictures alone."""
+    """Gates for a mean cost, from pictures alone; of several processes, the first does it all."""
+    from unstride.jobs.distributed import launched
     from unstride.tuning.unlabelled import settle
 
+    if not launched().leads:
+        return
     settled = settle(loaded, pictures, cost, task=task, limit=limit, progress=True)
     made = {} if out is None else {"out": str(settled.save(out))}
     typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))

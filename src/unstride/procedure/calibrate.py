@@ -41,7 +41,8 @@ class Calibration:
 
     def __str__(self) -> str:
         gates = [f"  {share:.0%} look again where {s.gate}" for share, s in zip(self.shares, self._gated, strict=True)]
-        return "\n".join([f"mean cost {self.cost:.2f} plain forwards, on {self.pictures} pictures", *gates])
+        several = "s" if self.pictures > 1 else ""
+        return "\n".join([f"mean cost {self.cost:.2f} plain forwards, on {self.pictures} picture{several}", *gates])
 
     @property
     def _gated(self) -> list[Stage]:
@@ -98,13 +99,11 @@ def _settled(
 
 def threshold(sure: Tensor, share: float) -> float:
     """Below it lies this share of the values."""
-    if share <= 0 or not len(sure):
-        return 0.0
     ordered = sure.double().sort().values
     k = round(share * len(ordered))
-    if k >= len(ordered):
-        return EVERYTHING
-    return float((ordered[k - 1] + ordered[k]) / 2) if k else float(ordered[0])
+    if k <= 0:
+        return 0.0
+    return EVERYTHING if k >= len(ordered) else float((ordered[k - 1] + ordered[k]) / 2)
 
 
 EVERYTHING = 1.000001  # a threshold that everything lies below

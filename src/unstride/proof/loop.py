@@ -115,7 +115,8 @@ def evaluate(
         raise OptionError("tta by name, and a report, need the pictures themselves: give a Dataset, not batches")
     check_task(model, task, dataset)
     better = _enhanced(model, dataset, options, seed, budgets is not None or tta is not None)
-    _warn_tuned_on(options.get("recipe"), data)
+    if split is None:
+        _warn_tuned_on(options.get("recipe"), data)
     asked = check_budgets(own_budgets(better, CURVE)) if budgets is None else asked
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
@@ -165,13 +166,22 @@ def _check(out: Any, report: Any, batch_size: Any, limit: Any, seed: Any) -> Non
 def _warn_tuned_on(recipe: Any, data: Any) -> None:
     """Where a recipe's file says that it was tuned on this very data set."""
     written = isinstance(recipe, str | Path) and Path(recipe).suffix in (".toml", ".json")
-    if written and isinstance(data, str) and read(recipe).figures.get("data") == data:
+    found = read(recipe) if written and isinstance(data, str) else None
+    if found is not None and len(found.recipe.stages) > 1 and _same_data(found.figures.get("data"), data):
         warnings.warn(
             f"{recipe} was tuned on pictures of {data}, by their labels: its gain there flatters. What to expect "
             "is in its file; to see it hold, evaluate on other pictures",
             UnstrideWarning,
             stacklevel=3,
         )
+
+
+def _same_data(one: Any, other: str) -> bool:
+    """Whether two names are of one data set, however its path is written."""
+    if not isinstance(one, str):
+        return False
+    (kind, _, path), (another, _, elsewhere) = one.partition(":"), other.partition(":")
+    return kind == another and Path(path).resolve() == Path(elsewhere).resolve()
 
 
 def _views(

@@ -88,7 +88,7 @@ def measured(rows: Sequence[Row]) -> dict[str, list[Measured]]:
 
 
 def _charts(rows: Sequence[Row], name: str) -> tuple[Block, ...]:
-    if all(row.budget == 1 for row in rows):  # a recipe of looks, which has no budgets to draw it over
+    if all(row.budget == 1 for row in rows):  # looks, or views alone: no curve over the budget
         return ()
     return charts(name, measured(rows), "Bars: 95 % interval of the gain over the plain network. Dotted: plain.")
 

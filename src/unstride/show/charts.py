@@ -13,7 +13,7 @@ from html import escape
 
 WIDTH, HEIGHT = 440, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 54, 46
-DASHES = ("", "6 4", "2 3", "9 3 2 3", "12 3", "1 4")  # colours vanish in print, dashes and marks do not
+DASHES = ("", "6 4", "2 3", "9 3 2 3", "12 3", "1 4", "4 2")  # colours vanish in print, dashes and marks do not
 STYLES = len(DASHES)  # series that can be told apart, by colour (report.css), dash and mark
 
 
@@ -151,7 +151,8 @@ def _drawn(series: Series, k: int, shift: float, view: _View, number: Callable[[
     for p, (x, y) in zip(points, spots, strict=True):
         interval = "" if p.low is None or p.high is None else f" [{number(p.low)}, {number(p.high)}]"
         told = f"{series.name}, {p.label or f'{p.x:g}'}: {number(p.y)}{interval}"
-        out.append(f"<g><title>{escape(told)}</title>{_mark(k, x, y)}</g>")
+        beside = shift if len(points) == 1 else 0.0  # as its whisker
+        out.append(f"<g><title>{escape(told)}</title>{_mark(k, x + beside, y)}</g>")
     return [*out, "</g>"]
 
 
@@ -167,8 +168,10 @@ def _mark(k: int, x: float, y: float) -> str:
             return f'<path class="mark" d="M{x:.1f} {y - 5:.1f}l5 5l-5 5l-5 -5Z"/>'
         case 4:
             return f'<path class="mark" d="M{x:.1f} {y + 5:.1f}l5 -9h-10Z"/>'
-        case _:
+        case 5:
             return f'<path class="mark" d="M{x - 2:.1f} {y - 5:.1f}h4v3h3v4h-3v3h-4v-3h-3v-4h3Z"/>'
+        case _:
+            return f'<rect class="mark" x="{x - 6:.1f}" y="{y - 2.5:.1f}" width="12" height="5"/>'
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

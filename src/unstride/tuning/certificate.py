@@ -40,10 +40,20 @@ class Certificate:
     def changed(self) -> bool:
         return self.corrected + self.corrupted > 0
 
+    @property
+    def worse(self) -> bool:
+        return self.high < 0
+
+    def of_plain(self) -> Certificate:
+        """What is sure where the recipe is plain after all: nothing turns."""
+        return replace(self, corrected=0, corrupted=0, low=0.0, high=0.0)
+
     def __str__(self) -> str:
         if not self.changed:
             return f"no answer changed on {self.pictures} pictures"
         most = f"most likely {_points(self.gain)}"
+        if self.worse:
+            return f"with 95 % confidence at least {-100 * self.high:.2f} points worse than plain, {most}"
         if self.better:
             return f"with 95 % confidence at least {100 * self.low:.2f} points better than plain, {most}"
         return f"with 95 % confidence at most {-100 * self.low:.2f} points worse than plain, {most}"
@@ -58,6 +68,9 @@ class Measured(Certificate):
     @property
     def gain(self) -> float:
         return self.mean
+
+    def of_plain(self) -> Certificate:
+        return replace(self, corrected=0, corrupted=0, low=0.0, high=0.0, mean=0.0)
 
     @property
     def changed(self) -> bool:
@@ -75,6 +88,8 @@ class Saved(Measured):
         if not self.changed:
             return super().__str__()
         most = f"most likely {abs(100 * self.gain):.2f} % {'smaller' if self.gain >= 0 else 'larger'}"
+        if self.worse:
+            return f"with 95 % confidence {self.error} at least {-100 * self.high:.2f} % larger than plain's, {most}"
         if self.better:
             return f"with 95 % confidence {self.error} at least {100 * self.low:.2f} % smaller than plain's, {most}"
         return f"with 95 % confidence {self.error} at most {-100 * self.low:.2f} % larger than plain's, {most}"
@@ -106,11 +121,6 @@ def certify(corrected: int, corrupted: int, pictures: int, level: float = LEVEL)
     low, high = clopper_pearson(corrected, changed, half) if changed else (0.0, 1.0)
     ends = [rate * (2 * part - 1) for rate in (least, most) for part in (low, high)]
     return Certificate(pictures, corrected, corrupted, min(ends), max(ends))
-
-
-def unchanged(pictures: int) -> Certificate:
-    """Of plain itself: nothing can turn."""
-    return Certificate(pictures, 0, 0, 0.0, 0.0)
 
 
 def clopper_pearson(hits: int, count: int, error: float) -> tuple[float, float]:
@@ -165,28 +175,27 @@ def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
     return shown
 
 
-def verdict(
-    proofs: Sequence[Certificate], nothing: bool, ceilings: Sequence[float], guard: float | None, ahead: str
-) -> str:
-    """What to do, in words. `proofs` of `ceilings`, the asked one first; `nothing`: no look was chosen for that;
-    `ahead`: in what the choice is better than plain on pictures that it did not see, empty where it is not.
+def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: float | None, ahead: str | None) -> str:
+    """What to do, in words. `proofs` of `ceilings`, the asked one first. `ahead`: in what the choice is better than
+    plain on pictures that it did not see, empty where it is not; None: no look was chosen.
     """
     proof = proofs[0]
-    if nothing:
+    if ahead is None:
         return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
-    if not ahead:
+    if not ahead or proof.worse:
+        told = f": {proof}" if proof.worse else ""
         return (
             f"leave it alone: looks at a cost of {ceilings[0]:g} or less, chosen on some of these pictures, were no "
-            "better than plain on the others"
+            f"better than plain on the others{told}"
         )
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
-        return f"not proved: {proof}; only how sure it is was better ({ahead})"
+        return f"not proved: {proof}; it was better in {ahead}"
     if not proof.better:
         return (
-            f"not proved: {proof}. It is the best guess by these pictures ({ahead} on those that it was not chosen "
-            "by); more labelled ones may prove it"
+            f"not proved: {proof}. It was better on pictures that it was not chosen by in {ahead}; more labelled ones "
+            "may tell"
         )
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (

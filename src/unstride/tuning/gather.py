@@ -111,7 +111,7 @@ def gather(
 
     def look(part: Part) -> dict[str, Tensor]:
         said = torch.stack([part.kept(one) for one in look_at(better, part.source, looks)])
-        check_finite(said[0], part.names)
+        check_finite(said.transpose(0, 1), part.names)
         return {"logits": said, **(_paper(better, part) if paper else {})}
 
     def told(pictures: int) -> str:

@@ -25,7 +25,9 @@ def page(tuned: Tuned, title: str) -> str:
             Section(
                 "Everything that was compared",
                 (
-                    Text(f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading}."),
+                    Text(
+                        f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading.removeprefix('table: ')}."
+                    ),
                     shown,
                     *map(Text, tuned.notes),
                 ),

@@ -104,14 +104,15 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
             seen += len(own)
 
 
-def check_finite(plain: Tensor, names: Sequence[str]) -> None:
-    """Refuse pictures whose plain answers (n, ...) are no numbers: one would spoil every figure of the others."""
-    bad = (~plain.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
+def check_finite(answers: Tensor, names: Sequence[str]) -> None:
+    """Refuse pictures whose answers (n, ...) are no numbers: one would spoil every figure of the others."""
+    bad = (~answers.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise DataError(
-            f"{', '.join(names[i] for i in bad[:3])}{more}: the network's answer is not finite, so nothing can be "
-            "chosen by it. Look for NaN or infinite values in the picture, and repair it or leave it out"
+            f"{', '.join(names[i] for i in bad[:3])}{more}: the network's answer is not finite, to the picture or to a "
+            "view of it, so nothing can be chosen by it. Look for NaN or infinite values in the picture, and repair it "
+            "or leave it out"
         )
 
 

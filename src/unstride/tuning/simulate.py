@@ -40,7 +40,7 @@ def simulate(pool: Pool, stages: Sequence[Stage], merge: str = "", gated: bool =
     taken: list[Look] = []
     tops: list[Tensor] = []
     sure: list[tuple[Tensor, Tensor]] = []
-    for stage in stages:
+    for stage in stages or (Stage(),):  # plain has none
         if stage.gate is not None:
             now = task.sure(merged.logits(), stage.gate.by, tops)
             sure.append((now, alive.clone()))

@@ -58,7 +58,7 @@ class Judged:
             rows.append((name, *self._crossed(ceiling), str(choice)))
         lines = self._lines(rows, len(ceilings))
         recipe, proof, words = settled(lines, frontier, cost, guard)
-        spent = simulate(self.pool, recipe.stages).cost if recipe.stages else 1.0
+        spent = simulate(self.pool, recipe.stages).cost
         ours = self.better.with_options(recipe=recipe)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
         if self.source is not None:

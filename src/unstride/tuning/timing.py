@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unstride.enhanced import Enhanced
+from unstride.jobs.distributed import launched
 from unstride.procedure.looks import Look
 from unstride.recipe import Recipe
 from unstride.tuning.pool import Work
@@ -81,13 +82,18 @@ def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -
 def with_times(
     lines: Sequence[Line], recipes: Mapping[str, Recipe], better: Enhanced, source: Source
 ) -> tuple[list[Line], str]:
-    """The lines with the time that their recipes take here, and what that time is of, in words."""
+    """The lines with the time that their recipes take here, and what that time is of, in words. Of several processes
+    only the first measures: they would slow each other.
+    """
+    if not launched().leads:
+        return list(lines), ""
     there = [line for line in lines if line.name in recipes]
     ready = [better.with_options(recipe=recipes[line.name]) for line in there]
     ratios, count = timed(ready, [x.cost for x in there], source)
     by = dict(zip([x.name for x in there], ratios, strict=True))
     note = (
         f"time: over your network's own forward of the same {count} pictures together, on this machine; of other "
-        "batches: unstride bench SPEC --recipe FILE --batch 1,8,32"
+        "batches: unstride bench SPEC --recipe FILE --batch 1,8,32. Ceilings beyond the asked one, and the paper's "
+        "search, are not timed"
     )
     return [replace(line, time=by.get(line.name)) for line in lines], note

@@ -31,7 +31,7 @@ from unstride.proof.measures import measure_of
 from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, candidates, usual
-from unstride.tuning.certificate import certify, unchanged
+from unstride.tuning.certificate import certify
 from unstride.tuning.choose import OBJECTIVES, Choice, Chooser, choose, fold_of, laid, stages_of
 from unstride.tuning.gather import Gathered, answers, gather, kept_in
 from unstride.tuning.judges import JUDGES, check_neighbours
@@ -257,7 +257,7 @@ class Tuning:
         near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
         doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
         notes += (doubt,) if doubt is not None else ()
-        spent = simulate(self.pool, recipe.stages, recipe.merge).cost if recipe.stages else 1.0
+        spent = simulate(self.pool, recipe.stages, recipe.merge).cost
         better = self.better.with_options(recipe=recipe)
         run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
         run |= {r.name: r for ceiling, r in frontier.items() if ceiling <= cost}
@@ -293,7 +293,8 @@ class Tuning:
     def _line(self, name: str, logits: Tensor, costs: Tensor, what: str = "", nlls: Tensor | None = None) -> Line:
         right = two_class(logits).argmax(1) == self.labels
         turned = [int((a & ~b).sum()) for a, b in ((right, self.right), (self.right, right))]
-        proof = certify(turned[0], turned[1], len(right)) if float(costs.max()) > 1 else unchanged(len(right))
+        proof = certify(turned[0], turned[1], len(right))
+        proof = proof if float(costs.max()) > 1 else proof.of_plain()
         if nlls is None:
             nlls = self._warmed(logits)
         return Line(name, float(right.float().mean()), float(nlls.mean()), proof, float(costs.mean()), what)

@@ -12,7 +12,7 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.recipe import Recipe, get, write
-from unstride.tuning.certificate import Certificate, Saved, unchanged, verdict
+from unstride.tuning.certificate import Certificate, Saved, verdict
 from unstride.tuning.conformal import Conformal, conformal
 from unstride.tuning.pixels import Pixels
 from unstride.tuning.pool import Pool
@@ -67,8 +67,9 @@ HEAD = ("", "accuracy %", "NLL", "gain, 95 % interval", "corrected / corrupted",
 def settled(
     lines: Sequence[Line], frontier: Mapping[float, Recipe], asked: float, guard: float | None, by: str = ""
 ) -> tuple[Recipe, Certificate, str]:
-    """The recipe of the asked ceiling, its certificate, and what to do, in words. The recipe is plain where the guard
-    refuses it, or where choosing one paid nothing, by likelihood or by the gain, on pictures that it did not see.
+    """The recipe of the asked ceiling, its certificate, and what to do, in words. The recipe is plain where choosing
+    one paid nothing on pictures that it did not see, neither by what it is chosen for nor surely in the metric, where
+    it surely lost there, or where the guard refuses it.
 
     `lines`: plain first; those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove
     nothing of it.
@@ -77,16 +78,20 @@ def settled(
     first = len(lines) - len(frontier)
     proofs = [line.certificate for line in lines[first : first + len(ceilings)]][::-1]
     proof, recipe = proofs[0], frontier[asked]
-    chosen, nothing = lines[first + len(ceilings) - 1], len(recipe.stages) < 2
-    if by == "likelihood":
-        ahead = f"NLL {chosen.beside:.4f} against {lines[0].beside:.4f}" if chosen.beside < lines[0].beside else ""
-    else:
-        ahead = f"{100 * proof.gain:.2f} {proof.unit} better" if proof.gain > 0 else ""
-    words = verdict(proofs, nothing, ceilings, guard, ahead)
+    chosen, plain = lines[first + len(ceilings) - 1], lines[0]
+    if len(recipe.stages) < 2:
+        words = verdict(proofs, ceilings, guard, None)
+        warmed = f"; its temperature was set to {recipe.temperature:.3g}" if recipe.temperature != 1 else ""
+        return recipe, proof.of_plain(), words + warmed
+    ahead = f"the metric itself ({100 * proof.gain:+.2f} {proof.unit})" if proof.gain > 0 else ""
+    if by == "likelihood" and not proof.better:
+        likelier = chosen.beside < plain.beside
+        ahead = f"likelihood (NLL {chosen.beside:.4f} against {plain.beside:.4f})" if likelier else ""
+    words = verdict(proofs, ceilings, guard, ahead)
+    if not ahead or proof.worse:
+        return get("plain", recipe.task), proof.of_plain(), words
     if guard is not None and 100 * proof.low < -guard:
-        recipe = get("plain", recipe.task).changed(name="guarded")
-    elif not ahead and not nothing:
-        recipe = get("plain", recipe.task)
+        return get("plain", recipe.task).changed(name="guarded"), proof.of_plain(), words
     return recipe, proof, words
 
 
@@ -135,8 +140,8 @@ class Tuned:
     def reading(self) -> str:
         """How the table is read."""
         return (
-            "in the table figures and cost are of recipes that were chosen without each picture, time and looks are of "
-            "the recipe that was chosen by all"
+            "table: figures and cost are of recipes that were chosen without each picture, time and looks are of the "
+            "recipe that was chosen by all"
         )
 
     def table(self) -> list[tuple[str, ...]]:
@@ -155,14 +160,12 @@ class Tuned:
             "  ".join(row[k].ljust(widths[k]) if k in (0, 7) else row[k].rjust(widths[k]) for k in used).rstrip()
             for row in rows
         ]
-        chosen = [str(self.recipe)]
-        if not self.recipe.plain:
-            chosen.append(f"  costs {self.cost:.2f} on these pictures; {self.reading}")
-        return "\n".join([*lines, "", self.verdict, *chosen, *self.notes])
+        spent = [] if self.recipe.plain else [f"  costs {self.cost:.2f} on these pictures"]
+        return "\n".join([*lines, "", self.verdict, str(self.recipe), *spent, self.reading, *self.notes])
 
     def save(self, path: str | Path) -> Path:
         """The recipe in a file, with the network, the preprocessing and the figures it was chosen by."""
-        c = unchanged(self.certificate.pictures) if self.recipe.plain else self.certificate
+        c = self.certificate
         figures: dict[str, Any] = {
             "pictures": c.pictures,
             "gain": round(c.gain, 6),

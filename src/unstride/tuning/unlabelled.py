@@ -25,7 +25,8 @@ from unstride.views.images import Preprocess, find_images, open_image
 from unstride.views.policies import IDENTITY
 
 MOST, MAPS, DOUBTED = 1000, 100, 64  # pictures: enough for a quantile, also of tiles; enough to doubt a look by
-TOGETHER = 8  # pictures
+TOGETHER, FEW = 8, 30  # pictures
+UNPROVED = "not proved: the gates were set without labels, so nobody knows whether answers change for the better"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +40,17 @@ class Settled:
     doubt: str | None = None
 
     def __str__(self) -> str:
-        answers = "pixels" if TASKS[self.recipe.task].maps else "answers"
-        told = (
-            f"{self.calibration}\n{self.changed:.1%} of the {answers} change. Nothing was proved: without labels "
-            f"nobody knows whether they change for the better.\n{self.recipe}"
-        )
-        return told if self.doubt is None else f"{told}\n{self.doubt}"
+        task = TASKS[self.recipe.task]
+        answers = "pixels" if task.maps else "answers" if task.one_label else "labels"
+        told = [
+            str(self.calibration),
+            f"{self.changed:.1%} of the {answers} change. Nothing was proved: without labels nobody knows whether they "
+            "change for the better.",
+            str(self.recipe),
+        ]
+        if self.calibration.pictures < FEW:
+            told.append(f"{FEW} pictures and more are better: what few of them cost says little of others.")
+        return "\n".join(told if self.doubt is None else [*told, self.doubt])
 
     def to_json(self) -> dict[str, Any]:
         """What is printed, as numbers."""
@@ -52,7 +58,8 @@ class Settled:
         return {**told, "changed": self.changed, "proved": False, "doubt": self.doubt}
 
     def save(self, path: str | Path) -> Path:
-        figures = {"pictures": self.calibration.pictures, "cost": round(self.calibration.cost, 4), "proved": False}
+        told = {"pictures": self.calibration.pictures, "cost": round(self.calibration.cost, 4)}
+        figures = {**told, "proved": False, "verdict": UNPROVED}
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
 
 
@@ -80,7 +87,9 @@ class Album:
             yield Pictures(images, self.preprocess)
 
     def some(self, most: int) -> Album:
-        return replace(self, paths=self.paths[:: max(1, len(self.paths) // most)][:most])
+        """So many of them at most, spread evenly."""
+        count = min(most, len(self.paths))
+        return replace(self, paths=[self.paths[i * len(self.paths) // count] for i in range(count)])
 
     def _open(self, path: Path) -> Image.Image | None:
         if path in self.broken:
@@ -126,7 +135,8 @@ def settle(
         better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
         changed, count = 0, 0
         for pictures in album:
-            answers, plain = better.looks(pictures)[0].argmax(1), better.plain(pictures.see(IDENTITY)).argmax(1)
+            both = better.looks(pictures)[0], better.plain(pictures.see(IDENTITY))
+            answers, plain = map(TASKS[better.task].own, both)
             changed, count = changed + int((answers != plain).sum()), count + plain.numel()
     doubt = None
     if better.task == "classification":

@@ -301,8 +301,9 @@ def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
 
 
 def batches(pictures: Any) -> Iterator[Any]:
-    """What a model takes, or a loader of that, with or without labels -> batches."""
-    if isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas):
+    """What a model takes, or a loader or list of that, with or without labels -> batches."""
+    listed = isinstance(pictures, list) and bool(pictures) and not isinstance(pictures[0], Image.Image)
+    if listed or (isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas)):
         for batch in pictures:
             yield batch[0] if isinstance(batch, list | tuple) else batch
     else:
