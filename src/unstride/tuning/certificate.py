@@ -175,28 +175,21 @@ def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
     return shown
 
 
-def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: float | None, ahead: str | None) -> str:
-    """What to do, in words. `proofs` of `ceilings`, the asked one first. `ahead`: in what the choice is better than
-    plain on pictures that it did not see, empty where it is not; None: no look was chosen.
+def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: float | None, beside: str | None) -> str:
+    """What to do, in words. `proofs` of `ceilings`, the asked one first. `beside`: what the choice is made by, on
+    pictures that it did not see; None: no look was chosen.
     """
     proof = proofs[0]
-    if ahead is None:
+    if beside is None:
         return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
-    if not ahead or proof.worse:
-        told = f": {proof}" if proof.worse else ""
-        return (
-            f"leave it alone: looks at a cost of {ceilings[0]:g} or less, chosen on some of these pictures, were no "
-            f"better than plain on the others{told}"
-        )
+    if proof.worse:
+        return f"leave it alone: {proof}, on pictures that it was not chosen by"
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
-        return f"not proved: {proof}; it was better in {ahead}"
+        return f"not proved: {proof}; {beside}"
     if not proof.better:
-        return (
-            f"not proved: {proof}. It was better on pictures that it was not chosen by in {ahead}; more labelled ones "
-            "may tell"
-        )
+        return f"not proved: {proof}; {beside}. More labelled pictures may tell"
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (
         f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""
