@@ -21,7 +21,7 @@ test: setup
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal  # two processes with several threads each wait for each other
 
 # thousands of random networks, whole zoos, long fits
 test-slow: setup
