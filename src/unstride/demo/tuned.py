@@ -97,7 +97,7 @@ def _shown(
         frozenset({len(rows) - 1}),
     )
     blocks: list[Block] = [
-        Text(f"{words} {tuned.reading.removeprefix('table: ').capitalize()}."),
+        Text(f"{words} {tuned.reading.capitalize()}."),
         Table(tuple(head[k] for k in used), table, tuned.verdict, frozenset({tuned.at})),
         frontier_chart(list(tuned.lines)),
         Text(f"The recipe, also in {file.name}: {'; '.join(line.strip() for line in str(tuned.recipe).splitlines())}"),

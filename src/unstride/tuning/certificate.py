@@ -176,8 +176,8 @@ def in_sequence(certificates: Sequence[Certificate]) -> list[int]:
 
 
 def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: float | None, beside: str | None) -> str:
-    """What to do, in words. `proofs` of `ceilings`, the asked one first. `beside`: what the choice is made by, on
-    pictures that it did not see; None: no look was chosen.
+    """What to do, in words. `proofs` of `ceilings`, the asked one first. `beside`: what is to be known where nothing is
+    proved; None: no look was chosen.
     """
     proof = proofs[0]
     if beside is None:
@@ -187,9 +187,9 @@ def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: flo
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
-        return f"not proved: {proof}; {beside}"
+        return f"not proved: {proof}{beside}"
     if not proof.better:
-        return f"not proved: {proof}; {beside}. More labelled pictures may tell"
+        return f"not proved: {proof}{beside}. More labelled pictures may tell"
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (
         f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""

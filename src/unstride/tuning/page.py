@@ -25,9 +25,7 @@ def page(tuned: Tuned, title: str) -> str:
             Section(
                 "Everything that was compared",
                 (
-                    Text(
-                        f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading.removeprefix('table: ')}."
-                    ),
+                    Text(f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading}."),
                     shown,
                     *map(Text, tuned.notes),
                 ),

@@ -83,9 +83,11 @@ def settled(
         words = verdict(proofs, ceilings, guard, None)
         warmed = f"; its temperature was set to {recipe.temperature:.3g}" if recipe.temperature != 1 else ""
         return recipe, proof.of_plain(), words + warmed
-    likelier = "was" if chosen.beside < plain.beside else "was not"
-    beside = f"it {likelier} likelier there (NLL {chosen.beside:.4f} against {plain.beside:.4f})"
-    words = verdict(proofs, ceilings, guard, beside if by == "likelihood" else f"it was chosen for {by or 'that'}")
+    beside = ""
+    if by == "likelihood":
+        likelier = "was" if chosen.beside < plain.beside else "was not"
+        beside = f"; it {likelier} likelier there (NLL {chosen.beside:.4f} against {plain.beside:.4f})"
+    words = verdict(proofs, ceilings, guard, beside)
     if proof.worse:
         return get("plain", recipe.task), proof.of_plain(), words
     if guard is not None and 100 * proof.low < -guard:
@@ -138,8 +140,8 @@ class Tuned:
     def reading(self) -> str:
         """How the table is read."""
         return (
-            "table: figures and cost are of recipes that were chosen without each picture, time and looks are of the "
-            "recipe that was chosen by all"
+            "figures and cost are of recipes that were chosen without each picture, time and looks are of the recipe "
+            "that was chosen by all"
         )
 
     def table(self) -> list[tuple[str, ...]]:
@@ -159,7 +161,7 @@ class Tuned:
             for row in rows
         ]
         spent = [] if self.recipe.plain else [f"  costs {self.cost:.2f} on these pictures"]
-        return "\n".join([*lines, "", self.verdict, str(self.recipe), *spent, self.reading, *self.notes])
+        return "\n".join([*lines, "", self.verdict, str(self.recipe), *spent, f"table: {self.reading}", *self.notes])
 
     def save(self, path: str | Path) -> Path:
         """The recipe in a file, with the network, the preprocessing and the figures it was chosen by."""

@@ -130,17 +130,15 @@ def settle(
     better = better.with_options(recipe=gated(better.recipe, first.size))
     album = album.some(limit or (MAPS if TASKS[better.task].maps else MOST))
     with show_progress("pictures, twice", 2 * len(album.paths), progress) as advance:
-        album = replace(album, advance=advance)
-        found = better.calibrate(album, cost)
+        shown = replace(album, advance=advance)
+        found = better.calibrate(shown, cost)
         better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
         changed, count = 0, 0
-        for pictures in album:
+        for pictures in shown:
             both = better.looks(pictures)[0], better.plain(pictures.see(IDENTITY))
             answers, plain = map(TASKS[better.task].own, both)
             changed, count = changed + int((answers != plain).sum()), count + plain.numel()
-    doubt = None
-    if better.task == "classification":
-        doubt = better.doubts(replace(album.some(DOUBTED), advance=lambda step, note: None))
+    doubt = better.doubts(album.some(DOUBTED)) if better.task == "classification" else None
     return Settled(better.recipe, found, changed / count, better, doubt)
 
 
@@ -152,7 +150,8 @@ def gated(recipe: Recipe, size: Sequence[int]) -> Recipe:
     if not (task.maps and "margin" in task.gates):
         raise OptionError(
             f"task {recipe.task} has no gates, so without labels there is nothing to set: every picture takes the same "
-            "looks. Give labels (--data), which say which looks help, or take a recipe as it is (--recipe flip)"
+            "looks. Give labels (--data), which say which looks help, or take a recipe as it is: unstride predict "
+            "--recipe flip"
         )
     first, *again = recipe.stages
     return recipe.changed(stages=(first, *(replace(s, gate=tile_gate(size)) for s in again)))
