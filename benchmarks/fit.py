@@ -17,9 +17,9 @@ from torch import Tensor
 
 import unstride
 from benchmarks.nets import Bench, cifar, imagenet
+from unstride.evaluation.metrics import compare, score, summarise
 from unstride.learning.fitting import fit
 from unstride.learning.selecting import select_states
-from unstride.proof.metrics import compare, score, summarise
 
 METHODS = {
     "entropy (learning-free)": {"aggregate": "entropy", "criterion": "entropy"},

@@ -1,10 +1,10 @@
 """What looks take in time: `python -m benchmarks.free --assets DIR [--nets resnet50 ...]`, on a quiet machine.
 
-Recipes over 32 pictures in batches, against the plain eager forward of the same batches, in turns: what is tuned for a
-cost of 1.5 on all pictures of a network (the pools of `benchmarks.frontier`, `--cache`) in batches of 1, 8 and 32, the
+Recipes over 32 images in batches, against the plain eager forward of the same batches, in turns: what is tuned for a
+cost of 1.5 on all images of a network (the pools of `benchmarks.frontier`, `--cache`) in batches of 1, 8 and 32, the
 other settings of the frontier in batches of 8. Beside them, what bounds them: a plain look by our engine without any
 recipe around it, and the plain network's MACs at the rate of a large convolution, the fastest there is here. The 32
-are spread evenly over how sure the plain network is, so that a gate lets as many through as of all pictures. Writes
+are spread evenly over how sure the plain network is, so that a gate lets as many through as of all images. Writes
 benchmarks/free.csv, from which `python -m benchmarks.frontier_page` makes a section of docs/results-tune.md and the
 columns of time.
 """
@@ -21,7 +21,7 @@ from benchmarks.nets import REAL, THIRD, real
 from unstride.engine.fused import FusedConv
 from unstride.engine.packing import Packing
 from unstride.enhanced import Enhanced, enhance
-from unstride.proof.benching import interleaved
+from unstride.evaluation.benching import interleaved
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit, usual
 from unstride.tuning.choose import choose, laid, stages_of
@@ -29,8 +29,8 @@ from unstride.tuning.pool import Pool
 from unstride.views.canvas import Canvas
 from unstride.views.policies import IDENTITY
 
-FIELDS = ("net", "pictures", "batch", "setting", "cost", "time", "what")
-CEILINGS, PICTURES = (1.5, 4.0), 32
+FIELDS = ("net", "images", "batch", "setting", "cost", "time", "what")
+CEILINGS, IMAGES = (1.5, 4.0), 32
 
 
 def recipes(pool: Pool, units: list[Unit]) -> dict[str, tuple[Recipe, str]]:
@@ -46,11 +46,11 @@ def recipes(pool: Pool, units: list[Unit]) -> dict[str, tuple[Recipe, str]]:
 
 
 def spread(pool: Pool) -> list[int]:
-    """Pictures from the least to the most sure one in even steps, in random order."""
+    """Images from the least to the most sure one in even steps, in random order."""
     best = pool.plain.softmax(1).topk(2).values
     order = (best[:, 0] - best[:, 1]).argsort()
-    mixed = torch.randperm(PICTURES, generator=torch.Generator().manual_seed(0))
-    chosen: list[int] = order[((mixed + 0.5) * len(order) / PICTURES).long()].tolist()
+    mixed = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(0))
+    chosen: list[int] = order[((mixed + 0.5) * len(order) / IMAGES).long()].tolist()
     return chosen
 
 

@@ -1,10 +1,10 @@
 """What is best at each cost on real networks: `python -m benchmarks.frontier --assets DIR [--nets resnet50 ...]`.
 
-Tuned on one half of the pictures, measured on the other, both ways, for several random halvings: what is chosen is a
+Tuned on one half of the images, measured on the other, both ways, for several random halvings: what is chosen is a
 matter of chance, too, and their mean is of less of it. What the networks say is kept in `--cache`,
 so a run goes on where it was. Writes benchmarks/frontier.csv, a row per network and setting, from which
 `python -m benchmarks.frontier_page` makes the page. The paper's search is the dearest row: `--paper N` runs it on the
-first N pictures only, `--paper 0` leaves its older rows.
+first N images only, `--paper 0` leaves its older rows.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import unstride  # noqa: F401  (before torchvision)
 from benchmarks.frontier_page import RIVALS, ROWS
 from benchmarks.nets import REAL, real
 from unstride.enhanced import Enhanced, enhance
-from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.jobs.distributed import World, world
-from unstride.jobs.fingerprint import fingerprint
+from unstride.evaluation.metrics import bootstrap
 from unstride.procedure.temperature import fit_temperature, nll
-from unstride.proof.metrics import bootstrap
 from unstride.recipe import get
+from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.distributed import World, world
+from unstride.storage.fingerprint import fingerprint
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.choose import Choice, choose, stages_of
 from unstride.tuning.gather import gather
@@ -38,9 +38,9 @@ BUDGETS = (4, 10, 15)
 HALVINGS = 5
 TOLD = 2  # of the looks that were chosen
 CEILINGS = (1.1, 1.25, 1.5, 1.6, 2.0, 3.0, 4.0, 5.0, 10.0)
-FIELDS = ("net", "pictures", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
+FIELDS = ("net", "images", "setting", "cost", "accuracy", "gain", "low", "high", "corrected", "corrupted")
 FIELDS += ("nll", "warm", "warm_gain", "warm_low", "warm_high", "what")
-AGAINST = ("net", "pictures", "rival", "cost", "ours", "points", "low", "high")
+AGAINST = ("net", "images", "rival", "cost", "ours", "points", "low", "high")
 AGAINST += ("likelier", "likelier_low", "likelier_high", "what")
 Searched = dict[int, tuple[Tensor, Tensor]]
 
@@ -58,13 +58,13 @@ def pooled(
         return found.name, pool, units, search(better, given, searched, cache / net, us)
 
 
-def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Path, us: World) -> Searched:
-    """The paper's search on the first pictures: per budget logits (N, K) and costs (N,), shard by shard in files."""
+def search(better: Enhanced, given: list[Part], images: int | None, cache: Path, us: World) -> Searched:
+    """The paper's search on the first images: per budget logits (N, K) and costs (N,), shard by shard in files."""
     better = better.with_options(recipe="paper")
     found: dict[int, list[tuple[Tensor, Tensor]]] = {b: [] for b in BUDGETS}
     name, seen = fingerprint(better.model)[:16], 0
     for k, part in enumerate(given):
-        if pictures is not None and seen >= pictures:
+        if images is not None and seen >= images:
             break
         seen += len(part.source)
         file = cache / f"paper-{name}-{part.key}.safetensors"
@@ -77,7 +77,7 @@ def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Pat
     us.wait()
     seen = 0
     for part in given:
-        if pictures is not None and seen >= pictures:
+        if images is not None and seen >= images:
             break
         seen += len(part.source)
         tensors, _ = read_artefact(cache / f"paper-{name}-{part.key}.safetensors", "paper")
@@ -88,7 +88,7 @@ def search(better: Enhanced, given: list[Part], pictures: int | None, cache: Pat
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Of each picture (N,): whether it is right, its cost, its NLL, and that after a temperature fitted on others.
+    """Of each image (N,): whether it is right, its cost, its NLL, and that after a temperature fitted on others.
 
     Of several halvings these are means.
     """
@@ -176,7 +176,7 @@ class Halves:
         return Answers(right, costs.double(), nll(logits, labels), total / len(self.halvings))
 
     def rivals(self) -> list[dict[str, object]]:
-        """Ours, tuned for the very cost of what a user would do instead, less that: paired, picture by picture."""
+        """Ours, tuned for the very cost of what a user would do instead, less that: paired, image by image."""
         theirs = {name: self._fixed(*self._mixed(units)) for name, units in usual(self.units).items()}
         theirs |= {f"paper, {budget} states": self._fixed(*found) for budget, found in self.paper.items()}
         out = []
@@ -192,7 +192,7 @@ class Halves:
         return out
 
     def _row(self, setting: str, mine: Answers, what: str) -> dict[str, object]:
-        """Against the plain network on the same pictures: all, or the first ones that were answered."""
+        """Against the plain network on the same images: all, or the first ones that were answered."""
         plain = self.plain[: len(mine.right)]
         change, likelier = (mine.right - plain.right).numpy(), (plain.warm - mine.warm).numpy()
         corrected, corrupted = (round(float((sign * change).clip(0).sum()), 1) for sign in (1, -1))
@@ -221,12 +221,12 @@ def merge_rows(path: Path, fields: tuple[str, ...], new: list[dict[str, object]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and pictures")
+    parser.add_argument("--assets", type=Path, required=True, help="folder with the networks and images")
     parser.add_argument("--cache", type=Path, default=Path("runs/frontier"))
     parser.add_argument("--nets", nargs="+", default=list(REAL), choices=REAL)
-    parser.add_argument("--limit", type=int, help="so many pictures instead of all")
+    parser.add_argument("--limit", type=int, help="so many images instead of all")
     parser.add_argument("--pool", default="medium")
-    parser.add_argument("--paper", type=int, help="so many pictures for the paper's search instead of all")
+    parser.add_argument("--paper", type=int, help="so many images for the paper's search instead of all")
     args = parser.parse_args()
     for net in args.nets:
         found = pooled(args.assets, net, args.cache, args.limit, args.pool, args.paper)

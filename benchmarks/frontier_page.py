@@ -1,4 +1,4 @@
-"""README's table and picture, docs/results-frontier.md, docs/results-tune.md, and what stands beside the rows of other
+"""README's table and image, docs/results-frontier.md, docs/results-tune.md, and what stands beside the rows of other
 pages, from rows in benchmarks/*.csv alone.
 
 python -m benchmarks.frontier_page
@@ -15,13 +15,13 @@ FREE = ROWS.with_name("free.csv")
 ROOT = ROWS.parent.parent
 SEGMENTATION = ROOT / "docs/results-segmentation-frontier.csv"  # rows of benchmarks.segmentation_frontier
 PAGE, TUNE, README = (ROOT / p for p in ("docs/results-frontier.md", "docs/results-tune.md", "README.md"))
-PICTURE = ROOT / "docs/images/frontier.svg"
+IMAGE = ROOT / "docs/images/frontier.svg"
 REAL = ("ImageNet", "CIFAR")  # what the names of real networks begin with; the others are ours
 HELD_OUT = "ImageNet efficientnet-lite1"  # nothing in this project was decided by looking at it
 BEGIN, END = "<!-- the table of benchmarks.frontier_page -->", "<!-- end of the table -->"
 Row = dict[str, str]
 LOOK, RATE = "a plain look", "at the fastest rate"  # what bounds the time of a recipe
-TIMED = 8  # pictures of the batches that every setting is timed in
+TIMED = 8  # images of the batches that every setting is timed in
 HEAD = ("setting", "cost", "time", "accuracy %", "gain", "corrected / corrupted", "NLL", "NLL, warm", "looks")
 
 
@@ -44,14 +44,14 @@ def found(mine: Sequence[Row], *names: str) -> Row | None:
     return max(there, key=lambda r: float(r["gain"]), default=None)
 
 
-def cell(row: Row | None, pictures: str) -> str:
+def cell(row: Row | None, images: str) -> str:
     if row is None:
         return "-"
     gain, low, high = (100 * float(row[k]) for k in ("gain", "low", "high"))
     told = f"**{gain:+.2f}**" if low > 0 else f"{gain:+.2f}"
     gained = f"at {float(row['cost']):.2f}: {told} [{low:+.2f}, {high:+.2f}]"
-    if row["pictures"] != pictures:  # its accuracy is that of other pictures
-        return f"{gained} (first {row['pictures']})"
+    if row["images"] != images:  # its accuracy is that of other images
+        return f"{gained} (first {row['images']})"
     return f"{100 * float(row['accuracy']):.2f} {gained}"
 
 
@@ -67,14 +67,14 @@ COLUMNS = (
 def table(every: Sequence[Row]) -> str:
     """A row per network: accuracy at its cost, gain over plain with its interval; what is surely better is bold."""
     out = [
-        "| network (pictures) | plain | " + " | ".join(name for name, _ in COLUMNS) + " |",
+        "| network (images) | plain | " + " | ".join(name for name, _ in COLUMNS) + " |",
         "|---" * (2 + len(COLUMNS)) + "|",
     ]
     for net, mine in nets(every, REAL).items():
         plain = mine[0]
-        cells = [cell(found(mine, *names), plain["pictures"]) for _, names in COLUMNS]
+        cells = [cell(found(mine, *names), plain["images"]) for _, names in COLUMNS]
         name = f"{net}, held out" if net == HELD_OUT else net
-        start = (f"{name} ({int(plain['pictures']):,})", f"{100 * float(plain['accuracy']):.2f}")
+        start = (f"{name} ({int(plain['images']):,})", f"{100 * float(plain['accuracy']):.2f}")
         out.append("| " + " | ".join((*start, *cells)) + " |")
     return "\n".join(out)
 
@@ -92,7 +92,7 @@ WITH_IT = {  # pages with rows of ours that want the usual ones beside them, and
 
 def beside(name: str) -> str:
     """A section of a page, between marks: on its networks, what a user would do instead, and what we would."""
-    head = ("network (pictures)", *HEAD[:-1])
+    head = ("network (images)", *HEAD[:-1])
     out = [BEGIN, "## On the same networks: what one would do instead", ""]
     out += [
         "From [the frontier](results-frontier.md), which tells the looks of each row. Cost is in plain forwards, time"
@@ -101,7 +101,7 @@ def beside(name: str) -> str:
     taken = times()
     out += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for net, mine in nets(rows(), WITH_IT[name]).items():
-        count = int(mine[0]["pictures"])
+        count = int(mine[0]["images"])
         chosen = [r for r in mine if r["setting"] in BESIDE]
         out += ["| " + " | ".join((f"{net} ({count:,})", *_cells(r, count, taken)[:-1])) + " |" for r in chosen]
     return "\n".join([*out, END])
@@ -133,29 +133,29 @@ def page(every: Sequence[Row]) -> str:
         "",
         "What is best at each cost on real networks, and what a user would do instead at its own. "
         + answer(every)
-        + " Where the interval of a gain covers zero, the setting cannot be told from plain on these pictures.",
+        + " Where the interval of a gain covers zero, the setting cannot be told from plain on these images.",
         "",
         "![Gain over cost, one line for tuned recipes, points for everything else](images/frontier.svg)",
         "",
-        "Tuned rows were chosen on one half of the pictures and measured on the other, both ways, and are means over "
+        "Tuned rows were chosen on one half of the images and measured on the other, both ways, and are means over "
         "several random halvings; their looks are the most frequent choices. Gains are in points, "
-        "paired, with 95 % bootstrap intervals over pictures; cost is in plain forwards per picture, by MACs; time is "
+        "paired, with 95 % bootstrap intervals over images; cost is in plain forwards per image, by MACs; time is "
         f"over the plain eager forward, in batches of {TIMED}, run by unstride; the warm NLL is "
         "after one temperature that was fitted on the other half. Made by",
         "",
         "```bash",
-        "python -m benchmarks.frontier --assets DIR    # networks and pictures, which are not in the project: the rows",
+        "python -m benchmarks.frontier --assets DIR    # networks and images, which are not in the project: the rows",
         "python -m benchmarks.free --assets DIR        # time",
-        "python -m benchmarks.frontier_page            # this page, its picture and README's table, from the rows",
+        "python -m benchmarks.frontier_page            # this page, its image and README's table, from the rows",
         "```",
         "",
         "`default` is what `unstride.enhance(model, example)` does. `alone` rows are single looks without the plain "
-        "one; `Field` shows more of the picture than the usual crop, `Size` is the side that the network gets.",
+        "one; `Field` shows more of the image than the usual crop, `Size` is the side that the network gets.",
     ]
     taken = times()
     for net, mine in nets(every).items():
-        count = int(mine[0]["pictures"])
-        out += ["", f"## {net}, {count:,} pictures", "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
+        count = int(mine[0]["images"])
+        out += ["", f"## {net}, {count:,} images", "", "| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
         out += ["| " + " | ".join(_cells(r, count, taken)) + " |" for r in mine]
     return "\n".join(out) + "\n"
 
@@ -185,7 +185,7 @@ GOALS = (  # which networks, at most this cost, at least so many points
 )
 
 
-SLACK = 0.005  # of a mean cost: gates are set on other pictures than they are measured on
+SLACK = 0.005  # of a mean cost: gates are set on other images than they are measured on
 
 
 def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]) -> str:
@@ -201,7 +201,7 @@ def tune_page(every: Sequence[Row], against: Sequence[Row], times: Sequence[Row]
         f"{reached} of {len(goals)} goals that were set beforehand are reached. Tuned for the very cost of a flip, "
         f"crops, scales or the paper's search, ours is measurably less accurate in {len(worse)} of {len(against)} "
         f"comparisons and measurably less likely in {len(unlikely)}{_named(unlikely)}. Everything was tuned on one "
-        "half of the pictures and measured on the other, both ways, for several random halvings"
+        "half of the images and measured on the other, both ways, for several random halvings"
         + (f" ({len(older)} older rows for one of them)." if older else "."),
         "",
         "Made with [the frontier](results-frontier.md), by the same commands; rows in `benchmarks/rivals.csv`. How a "
@@ -252,14 +252,14 @@ SEGMENTED += ("tuned for 2, likelihood", "tuned for 5, likelihood", "tuned for 2
 
 
 def segmented() -> list[str]:
-    """Networks that segment: what people do, and what was tuned on other pictures than it is measured on."""
-    out = ["| network (pictures) | setting | cost | time | mIoU % | gain in mIoU |", "|---" * 6 + "|"]
+    """Networks that segment: what people do, and what was tuned on other images than it is measured on."""
+    out = ["| network (images) | setting | cost | time | mIoU % | gain in mIoU |", "|---" * 6 + "|"]
     for r in rows(SEGMENTATION):
         if r["setting"] in SEGMENTED:
             gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
             told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
             spent = (f"{float(r['cost']):.2f}", f"{float(r['time']):.2f}")
-            cells = (f"{r['net']} ({r['pictures']})", r["setting"], *spent, f"{100 * float(r['miou']):.2f}", told)
+            cells = (f"{r['net']} ({r['images']})", r["setting"], *spent, f"{100 * float(r['miou']):.2f}", told)
             out.append("| " + " | ".join(cells) + " |")
     return out
 
@@ -298,15 +298,15 @@ def in_time(every: Sequence[Row]) -> list[str]:
         "## In time",
         "",
         f"The recipe tuned for 1.5 takes no longer than the plain eager forward of the same batches in {free} of "
-        f"{len(large)} rows of ImageNet networks, and in {free_small} of {len(small)} of networks for pictures of 32 "
-        "pixels. Time is a multiple of that forward, in turns, over 32 pictures spread evenly over how sure the"
+        f"{len(large)} rows of ImageNet networks, and in {free_small} of {len(small)} of networks for images of 32 "
+        "pixels. Time is a multiple of that forward, in turns, over 32 images spread evenly over how sure the"
         " plain network is; every call looks for changes of the model, by the kernel's word where it watches "
         "memory for writes (Linux from 6.7 on, as here), else by reading all "
         "weights, which `with better.unchanged()` spares. Made by `python -m benchmarks.free --assets DIR`; rows, also "
         "of the other settings, in `benchmarks/free.csv`.",
         "",
         "What bounds it, where that was measured: `looks` is the cost times a plain look by our engine with no recipe "
-        "around it (what is beyond that are gates, merging and the look for changes, and that fewer pictures go "
+        "around it (what is beyond that are gates, merging and the look for changes, and that fewer images go "
         "through the second look together); `MACs` is the cost times the plain network's MACs at the rate of a large "
         "convolution, the fastest of this machine. "
         f"{_room([r for r in timed if least(r, RATE)], least)}",
@@ -340,18 +340,18 @@ def several(r: Row) -> bool:
 
 
 def pooled(every: Sequence[Row], start: str, cost: float) -> tuple[float, float]:
-    """Mean gain in points, over pictures, and mean cost, of the rows that were tuned for this cost."""
+    """Mean gain in points, over images, and mean cost, of the rows that were tuned for this cost."""
     kin = [r for r in every if r["net"].startswith(start) and r["net"] != HELD_OUT]
     mine = [r for r in kin if r["setting"] == f"tuned for {cost:g}"]
-    count = sum(int(r["pictures"]) for r in mine)
-    gain, spent = (sum(int(r["pictures"]) * float(r[k]) for r in mine) / count for k in ("gain", "cost"))
+    count = sum(int(r["images"]) for r in mine)
+    gain, spent = (sum(int(r["images"]) * float(r[k]) for r in mine) / count for k in ("gain", "cost"))
     return 100 * gain, spent
 
 
 def held_out(every: Sequence[Row]) -> str:
     """The network that was looked at only when everything was settled."""
     mine = [r for r in every if r["net"] == HELD_OUT]
-    told = [f"{name}: {cell(r, mine[0]['pictures'])}" for name in BESIDE[1:] if (r := found(mine, name)) is not None]
+    told = [f"{name}: {cell(r, mine[0]['images'])}" for name in BESIDE[1:] if (r := found(mine, name)) is not None]
     return (
         f"{HELD_OUT} is not among them: nothing in this project was decided by looking at it. Accuracy in % at its "
         f"cost, and gain: {'; '.join(told)}."
@@ -362,7 +362,7 @@ def _cells(r: Row, count: int, taken: dict[tuple[str, str], str]) -> tuple[str, 
     gain, low, high = (100 * float(r[k]) for k in ("gain", "low", "high"))
     told = "" if r["setting"] == "plain" else f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
     changed = "" if r["setting"] == "plain" else " / ".join(f"{float(r[k]):.0f}" for k in ("corrected", "corrupted"))
-    name = r["setting"] if int(r["pictures"]) == count else f"{r['setting']} (first {int(r['pictures']):,})"
+    name = r["setting"] if int(r["images"]) == count else f"{r['setting']} (first {int(r['images']):,})"
     name += " (older, one halving)" if name.startswith("tuned") and not several(r) else ""
     spent = "1.00" if r["setting"] == "plain" else taken.get((r["net"], r["setting"]), "")
     numbers = (f"{float(r['cost']):.2f}", spent, f"{100 * float(r['accuracy']):.2f}", told, changed)
@@ -413,7 +413,7 @@ def main() -> None:
     every = rows()
     PAGE.write_text(page(every), encoding="utf-8")
     TUNE.write_text(tune_page(every, rows(RIVALS), rows(FREE)), encoding="utf-8")
-    draw(every, PICTURE)
+    draw(every, IMAGE)
     README.write_text(readme(README.read_text(encoding="utf-8"), every), encoding="utf-8")
     for other in map(PAGE.with_name, WITH_IT):
         other.write_text(with_beside(other), encoding="utf-8")

@@ -109,7 +109,7 @@ class CaffeResNet50(nn.Module):
             if isinstance(m, nn.BatchNorm2d):
                 m.eps = 1e-3
         net.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in weights.items()}, strict=False)
-        with torch.no_grad():  # BGR in the first weights, so that pictures stay RGB
+        with torch.no_grad():  # BGR in the first weights, so that images stay RGB
             net.conv1.weight.copy_(net.conv1.weight.flip(1))
         self.net = net
 
@@ -172,7 +172,7 @@ def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224)
 
 @dataclass(frozen=True, eq=False)
 class Real:
-    """A network with labelled pictures as canvases (B, C, 256, 256), of which it sees the centre."""
+    """A network with labelled images as canvases (B, C, 256, 256), of which it sees the centre."""
 
     name: str
     model: nn.Module
@@ -186,7 +186,7 @@ SIDES = {"efficientnet-lite1": 240}  # what a network sees of 256 px, where it i
 
 
 def real(assets: Path, name: str, limit: int | None = None) -> Real:
-    """`real(assets, "resnet50")`: with all the pictures there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
+    """`real(assets, "resnet50")`: with all the images there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
     if name.startswith("garments"):
         return _garments(name == "garments-unmoved", limit)
     if name.startswith("cifar"):
@@ -254,7 +254,7 @@ def zipped(
 
 
 def warm(logits: Tensor, labels: Tensor) -> Tensor:
-    """The NLL of each picture (N,) after one temperature; every second picture's is fitted on the others."""
+    """The NLL of each image (N,) after one temperature; every second image's is fitted on the others."""
     out = torch.empty(len(logits), dtype=torch.float64)
     halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
     for one, other in (halves, halves[::-1]):

@@ -1,6 +1,6 @@
 """Does tuning keep its promises? `python -m benchmarks.promises --assets DIR --cache DIR [--draws 100]`.
 
-Over many draws of a few labelled pictures: tune on them, then measure the recipe on all the others. Writes
+Over many draws of a few labelled images: tune on them, then measure the recipe on all the others. Writes
 benchmarks/promises.csv and docs/results-promises.md. Pools are those of `python -m benchmarks.frontier`.
 """
 
@@ -62,8 +62,8 @@ def page(rows: Sequence[dict[str, str]]) -> str:
     out = [
         "# Does tuning keep its promises?",
         "",
-        f"In {total:,} draws of a few hundred labelled pictures, the promised 95 % interval held the gain that was "
-        f"then measured on all other pictures in {kept / total:.1%}. The tuned recipe was measurably worse than plain "
+        f"In {total:,} draws of a few hundred labelled images, the promised 95 % interval held the gain that was "
+        f"then measured on all other images in {kept / total:.1%}. The tuned recipe was measurably worse than plain "
         f"on the others in {worse / total:.1%}. How often tuning answered plain is in the table.",
         "",
         "Gains are in points. The recipe was tuned for a mean cost of 1.5. Made by "

@@ -17,7 +17,7 @@ from torch import Tensor
 import unstride
 from benchmarks.nets import Bench, cifar, give, imagenet
 from benchmarks.results_page import Pass, render
-from unstride.proof.benching import measure
+from unstride.evaluation.benching import measure
 
 BATCH = 50
 TIMED = 8  # images of a batch that is timed

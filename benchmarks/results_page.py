@@ -8,9 +8,9 @@ from torch import Tensor
 
 from benchmarks.frontier_page import beside
 from benchmarks.nets import warm
+from unstride.evaluation.metrics import Gain, compare, score, summarise
 from unstride.procedure.aggregate import entropy
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin, Progress, Stop
-from unstride.proof.metrics import Gain, compare, score, summarise
 
 STEPS = (1, 4, 7, 10)
 RULES: tuple[Stop, ...] = (

@@ -22,11 +22,11 @@ from unstride.engine.compiled import compile_segment
 from unstride.engine.fused import Fuser
 from unstride.engine.packing import available
 from unstride.engine.segments import as_it_is
+from unstride.evaluation.benching import interleaved
 from unstride.geometry.find import find_layers
 from unstride.graph.capture import Graph, capture
 from unstride.graph.optimise import channels_last, optimise
 from unstride.procedure.tasks import Plan, make_plan
-from unstride.proof.benching import interleaved
 
 WAYS = ("as captured", "folded", "channels last", "packed", "compiled")
 

@@ -25,9 +25,9 @@ from benchmarks import camvid
 from benchmarks.frontier_page import segmented
 from benchmarks.nets import DeepLabVOC, give
 from unstride import sample
-from unstride.jobs.fingerprint import fingerprint
-from unstride.proof import benching
-from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
+from unstride.evaluation import benching
+from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
+from unstride.storage.fingerprint import fingerprint
 
 BUDGETS = (1, 4, 10)
 WAYS: dict[str, dict[str, object]] = {
@@ -282,7 +282,7 @@ def beside() -> list[str]:
     out += [
         "From [the frontier of segmentation](results-segmentation-frontier.md), on the same frames of CamVid and on"
     ]
-    return [*out, "other parts of VOC's pictures; mIoU over a sample of their pixels.", "", *segmented()]
+    return [*out, "other parts of VOC's images; mIoU over a sample of their pixels.", "", *segmented()]
 
 
 def render(found: dict[tuple[str, str], Pass], arguments: str) -> str:

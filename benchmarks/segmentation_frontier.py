@@ -1,8 +1,8 @@
 """mIoU at each cost: `python -m benchmarks.segmentation_frontier --assets DIR --nets DIR`.
 
 `--nets` is the folder that `python -m benchmarks.camvid` left its networks in. What the networks say at a sample of
-pixels of every picture, in every look, is kept in `--cache`, so a run goes on where it was. CamVid is tuned on val
-frames and measured on test frames; VOC, which has no other pictures, on one half and the other, both ways. Writes
+pixels of every image, in every look, is kept in `--cache`, so a run goes on where it was. CamVid is tuned on val
+frames and measured on test frames; VOC, which has no other images, on one half and the other, both ways. Writes
 docs/results-segmentation-frontier.csv, a row per network and setting, and the page made of it; `--page` makes only it.
 """
 
@@ -20,19 +20,19 @@ from benchmarks import camvid
 from benchmarks.frontier import merge_rows
 from benchmarks.frontier_page import SEGMENTATION
 from benchmarks.segmentation import Scenes, near_boundary, voc
-from unstride.jobs.distributed import world
+from unstride.evaluation.benching import interleaved
+from unstride.evaluation.metrics import IGNORE, Integers, compare_segmentation, summarise_areas
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage
-from unstride.proof.benching import interleaved
-from unstride.proof.metrics import IGNORE, Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe
+from unstride.storage.distributed import world
 from unstride.tuning.candidates import Unit, candidates
 from unstride.tuning.choose_pixels import Places, areas, choose_pixels, stages_of
 from unstride.tuning.pixels import Pixels, Scene, gather_pixels, scenes, simulate_pixels
 from unstride.views.policies import parse_view
 
 NETS = ("mobilenet", "deeplab", "voc")
-PIXELS = 6000  # of each picture
+PIXELS = 6000  # of each image
 CEILINGS = (1.5, 2.0, 3.0, 5.0)
 OBJECTS = ("background", "plane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "table")
 OBJECTS += ("dog", "horse", "motorbike", "person", "plant", "sheep", "sofa", "train", "monitor")
@@ -43,12 +43,12 @@ USUAL = {
     "two scales, flip": ["mirror", "1.25x", "mirror + 1.25x"],
 }
 PAGE = SEGMENTATION.with_suffix(".md")
-FIELDS = ("net", "pictures", "setting", "cost", "miou", "gain", "low", "high")
+FIELDS = ("net", "images", "setting", "cost", "miou", "gain", "low", "high")
 FIELDS += ("band_miou", "band_gain", "band_low", "band_high", "aacc", "what", "iou", "note")
 FIELDS += ("to_six", "to_six_low", "to_six_high")  # against six scales and a flip
 FIELDS += ("time",)  # over the plain eager forward, of whole recipes
 FIELDS += ("rival", "to_rival", "to_rival_low", "to_rival_high")  # against what it was tuned for the very cost of
-TIMED = 4  # pictures, one at a time
+TIMED = 4  # images, one at a time
 AGAINST = "tuned for the cost of "
 
 HEAD = """
@@ -56,26 +56,26 @@ HEAD = """
 
 {answers}
 
-mIoU at each cost, in plain forwards by MACs, and time over the plain eager forward, one picture at a time: what people
-do, near states, and what `unstride tune` chooses, looking again at whole pictures or only at tiles where the margin is
+mIoU at each cost, in plain forwards by MACs, and time over the plain eager forward, one image at a time: what people
+do, near states, and what `unstride tune` chooses, looking again at whole images or only at tiles where the margin is
 small ([tuning](tuning.md)). Made by `python -m benchmarks.segmentation_frontier --assets DIR --nets DIR` (networks and
-pictures are not part of this project); the rows are in `results-segmentation-frontier.csv`. Align and stitch in the
+images are not part of this project); the rows are in `results-segmentation-frontier.csv`. Align and stitch in the
 paper's search, with and without a flip, are in [results on real networks](results-segmentation.md).
 
-mIoU comes from one confusion matrix over a sample of 6,000 labelled pixels of each picture, the same for all rows;
-intervals are paired bootstrap intervals over pictures. The band is all pixels with another label within 3 pixels (VOC:
-8). Rows of tiles are simulated from the whole picture's maps, at the cost of the windows that would be computed,
+mIoU comes from one confusion matrix over a sample of 6,000 labelled pixels of each image, the same for all rows;
+intervals are paired bootstrap intervals over images. The band is all pixels with another label within 3 pixels (VOC:
+8). Rows of tiles are simulated from the whole image's maps, at the cost of the windows that would be computed,
 context included; the last rows of a table compare that with a real run, where a network that pools over the whole
-picture, as these do, sees the window instead.
+image, as these do, sees the window instead.
 
 How a recipe is taken (the best of all that are surely better than plain) was settled after a look at earlier rows of
-these pictures and of a network that was trained less: read them with that in mind.
+these images and of a network that was trained less: read them with that in mind.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A network with pictures to tune on and others to measure on."""
+    """A network with images to tune on and others to measure on."""
 
     name: str
     note: str
@@ -105,7 +105,7 @@ def street(net: str, assets: Path, nets: Path, frames: tuple[int, int], epochs: 
 
 
 def photographs(assets: Path, count: int) -> Given:
-    """Landscape pictures, their middle of 321 x 481 pixels."""
+    """Landscape images, their middle of 321 x 481 pixels."""
     found: Scenes = voc(assets, None)
     kept = []
     for i in range(found.count):
@@ -114,9 +114,7 @@ def photographs(assets: Path, count: int) -> Given:
         if width >= 481 and height >= 321 and len(kept) < count:
             top, left = (height - 321) // 2, (width - 481) // 2
             kept.append((image[:, top : top + 321, left : left + 481], mask[top : top + 321, left : left + 481]))
-    note = (
-        f"{len(kept)} val pictures, which were among its training data, so its level says nothing; tuned on one half, "
-    )
+    note = f"{len(kept)} val images, which were among its training data, so its level says nothing; tuned on one half, "
     note += "measured on the other, both ways"
     return Given("VOC mobilenet", note, found.model, OBJECTS, Gate(share=1.0, tile=32, context=32), 8, kept, kept)
 
@@ -132,7 +130,7 @@ def pool(given: Given, part: list[tuple[Tensor, Tensor]], cache: Path) -> tuple[
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """A setting on the test pictures: pixels (N, 3, K) of all and of the band, and costs (N,)."""
+    """A setting on the test images: pixels (N, 3, K) of all and of the band, and costs (N,)."""
 
     setting: str
     whole: Integers
@@ -146,7 +144,7 @@ class Outcome:
         cls, setting: str, pool: Pixels, band: Tensor, p: Tensor, costs: Tensor, what: str = "",
         stages: tuple[Stage, ...] = (),
     ) -> "Outcome":  # fmt: skip
-        kept = replace(pool, p=pool.p[:, :0], labels=pool.labels[band], picture=pool.picture[band])
+        kept = replace(pool, p=pool.p[:, :0], labels=pool.labels[band], image=pool.image[band])
         return cls(setting, areas(pool, p), areas(kept, p[band]), costs, what, stages)
 
 
@@ -179,7 +177,7 @@ def outcomes(given: Given, tune: Pixels, test: Pixels, band: Tensor) -> Iterator
 
 
 def folds(given: Given, tune: Pixels, test: Pixels) -> Iterator[tuple[Pixels, list[int]]]:
-    """What is tuned on, and the test pictures it is measured on."""
+    """What is tuned on, and the test images it is measured on."""
     if given.tune is not given.test:
         yield tune, list(range(len(test)))
         return
@@ -195,7 +193,7 @@ def tuned(given: Given, tune: Pixels, test: Pixels, band: Tensor, ceiling: float
         seen = simulate_pixels(test.rows(rows), places.units, places.below)
         mine = torch.zeros(len(test), dtype=torch.bool)
         mine[rows] = True
-        p[mine[test.picture]], costs[rows] = seen.p, seen.costs
+        p[mine[test.image]], costs[rows] = seen.p, seen.costs
         told.append(places.told(fitted))
         stages = stages_of(places, fitted)
     what = "; ".join(dict.fromkeys(told))
@@ -203,7 +201,7 @@ def tuned(given: Given, tune: Pixels, test: Pixels, band: Tensor, ceiling: float
 
 
 def clocked(given: Given, found: list[Outcome]) -> dict[str, float]:
-    """Setting -> time over the plain eager forward of some pictures, one at a time, in turns."""
+    """Setting -> time over the plain eager forward of some images, one at a time, in turns."""
     rows = torch.linspace(0, len(given.test) - 1, TIMED).round().long().tolist()
     images = [given.test[i][0][None] for i in rows]
     better = unstride.enhance(given.model, images[0], recipe="plain", task="segmentation")
@@ -222,10 +220,10 @@ def clocked(given: Given, found: list[Outcome]) -> dict[str, float]:
 
 
 def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> Iterator[Outcome]:
-    """Some gated recipes really run on some pictures, beside what was simulated for the same ones."""
+    """Some gated recipes really run on some images, beside what was simulated for the same ones."""
     rows = torch.linspace(0, len(test) - 1, min(count, len(test))).round().long().tolist()
     few = test.rows(rows)
-    near = band[torch.cat([(test.picture == i).nonzero()[:, 0] for i in rows])]
+    near = band[torch.cat([(test.image == i).nonzero()[:, 0] for i in rows])]
     better = unstride.enhance(given.model, given.test[0][0][None], recipe="plain", task="segmentation")
     tiles = torch.cat([s.sure.flatten() for s in tune.said])
     share = 0.05
@@ -233,7 +231,7 @@ def run(given: Given, tune: Pixels, test: Pixels, band: Tensor, count: int) -> I
     places = Places(tuple(fixed(test)["larger"]), share, below)
     recipe = Recipe("", "segmentation", stages_of(places, test), "probabilities")
     seen = simulate_pixels(few, places.units, below)
-    name = f"larger, at {share:.0%} of tiles, {len(rows)} pictures"
+    name = f"larger, at {share:.0%} of tiles, {len(rows)} images"
     yield Outcome.of(f"{name}: plain", few, near, few.p[0], torch.ones(len(few)))
     yield Outcome.of(f"{name}: simulated", few, near, seen.p, seen.costs)
     p, costs = [], []
@@ -353,7 +351,7 @@ def classes(rows: list[dict[str, str]]) -> list[str]:
 def given_nets(args: argparse.Namespace) -> Iterator[Given]:
     for net in args.only:
         yield (
-            photographs(args.assets, args.pictures)
+            photographs(args.assets, args.images)
             if net == "voc"
             else street(net, args.assets, args.nets, args.frames, args.epochs)
         )
@@ -361,7 +359,7 @@ def given_nets(args: argparse.Namespace) -> Iterator[Given]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with the networks and pictures")
+    parser.add_argument("--assets", type=Path, help="folder with the networks and images")
     parser.add_argument("--nets", type=Path, help="folder of the networks that benchmarks.camvid trained")
     parser.add_argument("--cache", type=Path, default=Path("runs/segmentation-frontier"))
     parser.add_argument("--only", nargs="+", default=list(NETS), choices=NETS)
@@ -370,8 +368,8 @@ def main() -> None:
         "--epochs", default="", help="for the page, where a network was not trained to the end: '5 of 20'"
     )
     parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
-    parser.add_argument("--run", type=int, default=20, help="pictures on which a gated recipe is run, too")
-    parser.add_argument("--pictures", type=int, default=40, help="of VOC")
+    parser.add_argument("--run", type=int, default=20, help="images on which a gated recipe is run, too")
+    parser.add_argument("--images", type=int, default=40, help="of VOC")
     args = parser.parse_args()
     for given in () if args.page else given_nets(args):
         merge_rows(SEGMENTATION, FIELDS, measure(given, args.cache, args.run))

@@ -23,14 +23,14 @@ import unstride
 from benchmarks import camvid
 from benchmarks.nets import give
 from benchmarks.segmentation import CAMVID, REGIONS, Scenes, embedded, near_boundary, street
+from unstride.evaluation.metrics import areas, compare_segmentation, confusion, summarise_areas
 from unstride.geometry.states import State
-from unstride.jobs.fingerprint import fingerprint
 from unstride.procedure.aggregate import ALL, WeightedMean, entropy
 from unstride.procedure.align import Offset, align, align_covered, coverage
 from unstride.procedure.search import Search
 from unstride.procedure.stitch import Stitched
 from unstride.procedure.tasks import Plan
-from unstride.proof.metrics import areas, compare_segmentation, confusion, summarise_areas
+from unstride.storage.fingerprint import fingerprint
 
 BUDGETS = (4, 10, 20, 64)
 MANY = BUDGETS[1:]  # enough states for choices to matter

@@ -7,7 +7,7 @@
 For each network (random weights, 224 px), batch and budget, learning-free and learned, all within one run and in turns:
 
     mode      free, learned, or bounded: learning-free with `max_bytes` set to 1.9 times what a plain forward has alive,
-              where it would take more than twice that; or a gate, over 32 pictures in batches: the plain look, then a
+              where it would take more than twice that; or a gate, over 32 images in batches: the plain look, then a
               mirror or a larger one of the least sure 30 %, or both where their mean cost is 1.5 (B counts the looks);
               settled: inside `with better.unchanged()`, where not every call looks for changes of the model
     time      seconds as a multiple of the plain eager forward of the same batch
@@ -40,8 +40,8 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import models
+from unstride.evaluation.benching import BenchRow, interleaved, measure
 from unstride.procedure.gates import Gate, Stage
-from unstride.proof.benching import BenchRow, interleaved, measure
 from unstride.views.policies import parse_view
 
 NETS = {"resnet18": "torchvision:resnet18", "resnet50": "torchvision:resnet50",
@@ -52,14 +52,14 @@ REFERENCE = {
     **{("resnet18", 8, b): t for b, t in ((4, 5.7), (10, 14.3), (15, 22.9), (30, 48.8))},
     **{("mobilenet_v2", 1, b): t for b, t in ((4, 16.0), (10, 35.0), (15, 46.0), (30, 91.0))},
 }
-# mode -> views that only the least sure pictures have, and their share, or the mean cost that decides it
+# mode -> views that only the least sure images have, and their share, or the mean cost that decides it
 GATED: dict[str, tuple[tuple[str, ...], float | None, float | None]] = {
     "gate, mirror": (("mirror",), 0.3, None),
     "gate, 1.3x": (("1.3x",), 0.3, None),
     "gate, cost 1.5": (("mirror", "1.3x"), None, 1.5),
 }
 SETTLED = ", settled"  # after the mode
-PICTURES = 32  # that a gate is measured over
+IMAGES = 32  # that a gate is measured over
 TOLERANCE = 1e-4  # of the largest logit: a rewriting beyond it is not exact
 
 
@@ -130,7 +130,7 @@ def speed(
         images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
         some = _batch(net, model, images, sorted(budgets), repeats, compiled)
         rows += [{**row, "capture_seconds": capture} for row in some]
-    images = torch.randn(PICTURES, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(IMAGES, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     plain = unstride.enhance(model, images[:1], recipe="plain")
     enhanced = {mode: _gated(plain, images, *asked) for mode, asked in GATED.items()} if gates else {}
     for batch in gates:
@@ -139,7 +139,7 @@ def speed(
 
 
 def _settled(model: nn.Module) -> nn.Module:
-    """Batch norms that know such noise, as trained ones know pictures: else all answers are alike, whatever is seen."""
+    """Batch norms that know such noise, as trained ones know images: else all answers are alike, whatever is seen."""
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:
         norm.momentum = None  # the mean of what it sees, not a moving one
@@ -152,7 +152,7 @@ def _settled(model: nn.Module) -> nn.Module:
 def _gated(
     plain: unstride.Enhanced, images: Tensor, views: tuple[str, ...], share: float | None, cost: float | None
 ) -> unstride.Enhanced:
-    """The plain look, and these views of the pictures that are least sure."""
+    """The plain look, and these views of the images that are least sure."""
     again = Stage(tuple(map(parse_view, views)), gate=Gate("margin", share=share if share is not None else 1.0))
     better = plain.with_options(recipe=unstride.Recipe("gated", stages=(Stage(), again)))
     better.calibrate(images, cost)
@@ -167,7 +167,7 @@ def _gates(
     repeats: int,
     compiled: bool,
 ) -> list[dict[str, Any]]:
-    """Each over all pictures, batch by batch, beside plain forwards of one batch."""
+    """Each over all images, batch by batch, beside plain forwards of one batch."""
     calls = {f"plain {name}": call for name, call in exact_plains(model, parts[0], compiled).items()}
 
     def through(better: unstride.Enhanced, settled: bool) -> Callable[[], Any]:

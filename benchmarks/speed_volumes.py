@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import unstride
 from benchmarks.speed import exact_plains
 from unstride import Enhanced, Recipe, Stage
-from unstride.proof.benching import interleaved, peak_bytes
+from unstride.evaluation.benching import interleaved, peak_bytes
 from unstride.views.policies import parse_view
 
 GOAL = 1.2  # over, of 4 and of 8 near looks

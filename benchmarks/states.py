@@ -1,11 +1,11 @@
 """Single states beside the plain network, before (0 .. R - 1) and after (the side that loses least, the edge held).
 
-`python -m benchmarks.states --assets DIR [--pictures 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`:
+`python -m benchmarks.states --assets DIR [--samples 1000] [--nets resnet50,cifar20] [--out docs/results-states.md]`:
 other networks' sections of the page stay.
 
-For every layer: the mean over its states of what each says alone, paired picture by picture with the plain answer.
-Then the mean of the nearest states, of the plain network on crops moved by as much over the uncropped picture, and of
-the plain and the mirrored picture.
+For every layer: the mean over its states of what each says alone, paired image by image with the plain answer.
+Then the mean of the nearest states, of the plain network on crops moved by as much over the uncropped image, and of
+the plain and the mirrored image.
 """
 
 import argparse
@@ -26,17 +26,17 @@ NETS = ("cifar20", "cifar56", "mobilenetv2", "efficientnet-lite0", "resnet50")
 NEAR, SIDE, BATCH = 6, 224, 10
 
 
-def bench(assets: Path, name: str, pictures: int) -> Bench:
-    """Pictures whole (256 px) where there is something around the crop."""
+def bench(assets: Path, name: str, samples: int) -> Bench:
+    """Images whole (256 px) where there is something around the crop."""
     if name.startswith("cifar"):
         found = cifar(assets, int(name.removeprefix("cifar")))
         x, y = found.test
-        return replace(found, test=(x[: 5 * pictures], y[: 5 * pictures]))  # they are small
-    return imagenet(assets, name, pictures, side=256)
+        return replace(found, test=(x[: 5 * samples], y[: 5 * samples]))  # they are small
+    return imagenet(assets, name, samples, side=256)
 
 
 def crop(x: Tensor, dy: int = 0, dx: int = 0) -> Tensor:
-    """The centre, or the crop moved over the picture."""
+    """The centre, or the crop moved over the image."""
     if x.shape[2] <= SIDE:
         return x
     top, left = (x.shape[2] - SIDE) // 2 + dy, (x.shape[3] - SIDE) // 2 + dx
@@ -62,8 +62,8 @@ def single(space: StateSpace, layer: int, natural: bool) -> list[State]:
     return [space.zero.at(layer, s) for s in found if any(s)]
 
 
-def section(assets: Path, name: str, pictures: int) -> list[str]:
-    found = bench(assets, name, pictures)
+def section(assets: Path, name: str, samples: int) -> list[str]:
+    found = bench(assets, name, samples)
     images, labels = found.test
     better = unstride.enhance(found.model, crop(images[:1]), space="logits")
     plan = better.prepare(crop(images[:1]))
@@ -96,7 +96,7 @@ def section(assets: Path, name: str, pictures: int) -> list[str]:
     lines = [
         f"## {found.name}",
         "",
-        f"{len(labels)} pictures; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
+        f"{len(labels)} samples; plain: NLL {nll(plain).mean():.3f}, top-1 {100 * right(plain).mean():.1f} %.",
         "",
         "| layer | before | own NLL | top-1 | after | own NLL | top-1 | edge held: own NLL | top-1 | less crops |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -139,12 +139,12 @@ PAGE = """# Single states, before and after
 
 Of the selections s and s - R that take one phase, "before" takes the paper's, 0 to R - 1, and "after" the one that
 loses least at the layer's ops (see `StateSpace.natural`); with the edge held, the outermost cells of a map of 48 or
-more stay where they are and what lies between them moves, and a picture goes on beyond its end
+more stay where they are and what lies between them moves, and an image goes on beyond its end
 (`geometry/natural.py`). Own NLL and top-1 (points) of a layer's states, each alone, in the mean, less the plain
-network's on the same pictures, with 95 % intervals; bold where 0 lies outside. On the right, less the own NLL of the
-plain network on the crop moved as far over the uncropped picture: what a state loses beyond having moved. The last rows
+network's on the same samples, with 95 % intervals; bold where 0 lies outside. On the right, less the own NLL of the
+plain network on the crop moved as far over the uncropped image: what a state loses beyond having moved. The last rows
 are means over probabilities of {near} looks, the plain one among them; the very last of 2, the plain and the mirrored
-picture, at 2 forwards.
+image, at 2 forwards.
 
     python -m benchmarks.states --assets DIR --out docs/results-states.md
 
@@ -154,14 +154,14 @@ picture, at 2 forwards.
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     kept = args.out.read_text(encoding="utf-8").split("\n## ")[1:] if args.out and args.out.exists() else []
     sections = {text.splitlines()[0]: [*f"## {text}".strip().splitlines(), ""] for text in kept}
     for name in args.nets.split(","):  # network by network, in the place of its older section: it takes a while
-        lines = section(args.assets, name, args.pictures)
+        lines = section(args.assets, name, args.samples)
         sections[lines[0].removeprefix("## ")] = lines
         every = [line for some in sections.values() for line in some]
         give(PAGE.format(near=NEAR, answer=answer(every)) + "\n".join(every), args.out)

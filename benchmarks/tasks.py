@@ -3,7 +3,7 @@
     python -m benchmarks.tasks --assets DIR            # docs/results-tasks.csv and the page made of it
     python -m benchmarks.tasks --page                  # the page alone, from the rows that are there
 
-Neighbours: penultimate features of the nets of `benchmarks.nets`, a gallery from one part of the pictures and queries
+Neighbours: penultimate features of the nets of `benchmarks.nets`, a gallery from one part of the images and queries
 from another; the same looks for both. Dense features: MobileNetV2 at stride 16, a linear probe of CamVid's classes,
 trained on some training frames and measured on test frames, at every second pixel. Every row has its cost.
 """
@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 import unstride
 from benchmarks import nets
+from unstride.evaluation import measures, metrics
+from unstride.evaluation.benching import interleaved
 from unstride.procedure.features import phases
 from unstride.procedure.looks import Merged
 from unstride.procedure.meaning import TASKS
 from unstride.procedure.stitch import sample
-from unstride.proof import measures, metrics
-from unstride.proof.benching import interleaved
 from unstride.views.policies import View, parse_view
 
 ROOT = Path(__file__).parent.parent
@@ -40,8 +40,8 @@ FIELDS = ("part", "net", "queries", "setting", "cost", "time", "measure")
 FIELDS += ("value", "gain", "low", "high", "corrected", "corrupted")
 PLAIN, MIRROR = parse_view("plain"), parse_view("mirror")
 STATES = 4
-TIMED = 8  # pictures of a batch that is timed
-SETTINGS = {  # how many states of the plain picture, of its mirror image and of a larger one are taken
+TIMED = 8  # images of a batch that is timed
+SETTINGS = {  # how many states of the plain image, of its mirror image and of a larger one are taken
     "plain": (1, 0, 0),
     "flip": (1, 1, 0),
     "larger": (1, 0, 1),
@@ -58,7 +58,7 @@ Views = tuple[View, View, View]
 
 
 def looks(better: unstride.Enhanced, images: Tensor, size: int = 50) -> dict[tuple[View, int], Tensor]:
-    """View and number of the state -> vectors (N, C), of all pictures."""
+    """View and number of the state -> vectors (N, C), of all images."""
     found: dict[tuple[View, int], list[Tensor]] = {}
     for start in range(0, len(images), size):
         for p in better.explain(images[start : start + size]):
@@ -114,7 +114,7 @@ def row(
 
 
 def timed(model: nn.Module, x: Tensor, calls: Mapping[str, Callable[[Tensor], Any]]) -> dict[str, float]:
-    """Of each call over the plain eager forward of the same pictures, in turns."""
+    """Of each call over the plain eager forward of the same images, in turns."""
     return interleaved(lambda: model(x), {name: partial(call, x) for name, call in calls.items()}, 3)[1]
 
 
@@ -147,7 +147,7 @@ def of_imagenet(name: str, attribute: str, stats: Any) -> Callable[[Path, float]
         model, folder = headless(nets.imagenet(assets, name, 1).model, attribute), assets / "imagenet"
         zips = ("val_1k_256.zip", "val_1k_b_256.zip")
         pairs = [nets.zipped(folder / z, stats, round(1000 * scale)) for z in zips]
-        assert torch.equal(pairs[0][1], pairs[1][1])  # a picture of each class in the gallery, another as the query
+        assert torch.equal(pairs[0][1], pairs[1][1])  # an image of each class in the gallery, another as the query
         yield from neighbours(f"ImageNet {name}", model, *pairs, 1, "1.15x")
 
     return rows
@@ -157,7 +157,7 @@ def of_imagenet(name: str, attribute: str, stats: Any) -> Callable[[Path, float]
 
 
 def frames(assets: Path, split: str, count: int) -> tuple[Tensor, Tensor]:
-    """CamVid pictures (N, 3, 176, 240), prepared for MobileNetV2, and their masks (N, 176, 240), 11 is void."""
+    """CamVid images (N, 3, 176, 240), prepared for MobileNetV2, and their masks (N, 176, 240), 11 is void."""
     images, masks = [], []
     with zipfile.ZipFile(assets / "camvid" / "camvid_240x180.zip") as archive:
         names = sorted(n for n in archive.namelist() if f"{split}/images/" in n and n.endswith(".jpg"))
@@ -182,7 +182,7 @@ Way = tuple[str, float, Callable[[Tensor], Tensor]]
 
 
 def ways(model: nn.Module, example: Tensor) -> list[Way]:
-    """(name, cost in plain forwards, pictures -> features at every second pixel)."""
+    """(name, cost in plain forwards, images -> features at every second pixel)."""
     better = unstride.enhance(model, example, task="features")
     plain = better.with_options(stages=(unstride.Stage(),))
     size = (int(example.shape[2]), int(example.shape[3]))
@@ -272,10 +272,10 @@ def page(rows: list[dict[str, str]]) -> str:
         "",
         _answer(rows),
         "",
-        "Made by `python -m benchmarks.tasks --assets DIR` (the networks and pictures are not in the project); the "
+        "Made by `python -m benchmarks.tasks --assets DIR` (the networks and images are not in the project); the "
         "rows are in `results-tasks.csv`. Gains are paired, with 95 % bootstrap intervals over queries, or over "
         "frames. Cost is in plain forwards, time over the plain eager forward, in turns. `--scale` says how many "
-        "pictures are taken; each heading says how many were, and intervals over few of them are wide.",
+        "images are taken; each heading says how many were, and intervals over few of them are wide.",
     ]
     for part, words in (("neighbours", NEIGHBOURS), ("dense features", DENSE)):
         lines += ["", f"## {part.capitalize()}", "", words]
@@ -298,8 +298,8 @@ PARTS: dict[str, Callable[[Path, float], Iterator[dict[str, Any]]]] = {
 }
 UNITS = {"neighbours": "queries", "dense features": "frames"}
 NEIGHBOURS = (
-    "The label that most of a query's nearest gallery pictures have (20 on CIFAR-10; on ImageNet one, because the "
-    "gallery has one picture of each class). Gallery and queries take the same looks; vectors are merged as unit "
+    "The label that most of a query's nearest gallery images have (20 on CIFAR-10; on ImageNet one, because the "
+    "gallery has one image of each class). Gallery and queries take the same looks; vectors are merged as unit "
     "vectors."
 )
 DENSE = (
@@ -349,14 +349,14 @@ def _line(r: dict[str, str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with the networks and pictures")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of pictures")
+    parser.add_argument("--assets", type=Path, help="folder with the networks and images")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of images")
     parser.add_argument("--only", choices=PARTS, help="one part; the rows of the others are kept")
     parser.add_argument("--page", action="store_true", help="only make the page, from the rows that are there")
     asked = parser.parse_args()
     if not asked.page:
         if asked.assets is None:
-            parser.error("--assets: wanted the folder with the networks and pictures")
+            parser.error("--assets: wanted the folder with the networks and images")
         torch.set_num_threads(1)
         for part, rows in PARTS.items():
             if asked.only in (None, part):

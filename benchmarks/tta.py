@@ -23,8 +23,8 @@ from torch import Tensor
 import unstride
 from benchmarks.frontier_page import beside
 from benchmarks.nets import HALF, IMAGENET, Bench, cifar, give, imagenet, warm
+from unstride.evaluation.metrics import Scores, compare, score
 from unstride.procedure.temperature import nll
-from unstride.proof.metrics import Scores, compare, score
 from unstride.tta import TTA, BudgetPair, fitting, methods
 from unstride.tta.cache import Rows
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import unstride
 from benchmarks import phantoms
 from unstride import Enhanced, Gate, Recipe, Stage
-from unstride.proof.benching import interleaved
-from unstride.proof.metrics import bootstrap
+from unstride.evaluation.benching import interleaved
+from unstride.evaluation.metrics import bootstrap
 from unstride.recipe import get
 from unstride.views.policies import IDENTITY, View, parse_view
 

@@ -13,8 +13,8 @@ from unstride import sample
 
 REFER = 0.1  # of the cases
 
-pictures, labels = sample.classification_sample(120)
-images, truth = sample.preprocess_classification(pictures), torch.as_tensor(labels)
+images, labels = sample.classification_sample(120)
+images, truth = sample.preprocess_classification(images), torch.as_tensor(labels)
 better = unstride.enhance(sample.load_classifier(), images[:1], budget=10)
 cases = better.explain(images)
 

@@ -7,8 +7,8 @@ from unstride import sample
 from unstride.procedure.windows import SlidingWindow
 
 model = sample.load_segmenter()
-pictures, masks = sample.segmentation_sample(2)
-scenes, truth = sample.preprocess_segmentation(pictures), torch.as_tensor(masks)
+images, masks = sample.segmentation_sample(2)
+scenes, truth = sample.preprocess_segmentation(images), torch.as_tensor(masks)
 
 better = unstride.enhance(model, scenes[:1], budget=6, task="segmentation")
 for p, wanted in zip(better.explain(scenes), truth, strict=True):

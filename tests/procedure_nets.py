@@ -85,7 +85,7 @@ def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 class Pooled(nn.Module):
-    """Two means and the way back: each state sees the same picture a little moved."""
+    """Two means and the way back: each state sees the same image a little moved."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.avg_pool2d(F.avg_pool2d(x, 2), 2)

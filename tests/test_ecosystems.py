@@ -52,8 +52,8 @@ def test_a_name_that_the_model_has_not_is_refused():
     better = unstride.enhance(net, x, recipe="flip")
     name = next(iter(inspect.signature(net.forward).parameters))
     assert torch.equal(better(**{name: x}), better(x))
-    with pytest.raises(InputError, match="got pictures, wanted the images"):
-        better(pictures=x)
+    with pytest.raises(InputError, match="got images, wanted the images"):
+        better(images=x)
 
 
 def test_what_is_not_ours_is_the_models(resnet):

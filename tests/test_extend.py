@@ -100,8 +100,8 @@ def test_evaluate_knows_the_task_of_a_reader(tmp_path):
 
     def masks(path, split, classes):
         def item(entry):
-            picture = Image.new("RGB", (16, 12), entry)
-            return extend.Item(entry, lambda: picture, lambda: torch.zeros(12, 16, dtype=torch.long))
+            image = Image.new("RGB", (16, 12), entry)
+            return extend.Item(entry, lambda: image, lambda: torch.zeros(12, 16, dtype=torch.long))
 
         return extend.Listing(["red", "green"], item, ("a", "b", "c"))
 
@@ -151,8 +151,8 @@ def test_a_view_that_changes_values():
     pixels = (x[0] * 255).to(torch.uint8)
     wanted = (pixels.flip(-1).float() / 255) ** 2 * 255
     assert (views.apply(view, pixels).float() - wanted).abs().max() <= 1
-    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    assert torch.equal(torch.tensor(np.array(views.apply(view, picture))).permute(2, 0, 1), views.apply(view, pixels))
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    assert torch.equal(torch.tensor(np.array(views.apply(view, image))).permute(2, 0, 1), views.apply(view, pixels))
     with pytest.raises(OptionError, match=r"Gamma takes a number from 0\.5 to 2, not 3"):
         policies.parse_view("Gamma=3")
 

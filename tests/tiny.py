@@ -78,7 +78,7 @@ def build_dying() -> tuple[nn.Module, Preprocess]:
     return build()
 
 
-def pictures(count: int, size: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def images(count: int, size: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """uint8 (N, H, W, 3), and labels (N,) that the network often gets right."""
     rng = np.random.default_rng(seed)
     x = np.kron(rng.integers(0, 256, (count, size // 4, size // 4, 3)), np.ones((1, 4, 4, 1))).astype(np.uint8)
@@ -93,7 +93,7 @@ def normalised(x: np.ndarray) -> Tensor:
 
 
 def npz(folder: Path, count: int, size: int = 16) -> str:
-    x, y = pictures(count, size)
+    x, y = images(count, size)
     np.savez(folder / "data.npz", x=x, y=y)
     return f"npz:{folder / 'data.npz'}"
 

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Any
 from unstride.compat import moved, torchvision
 
 if TYPE_CHECKING:
-    from unstride import data, export, extend, models, recipe, tta
+    from unstride import data, extend, models, recipe, tta
     from unstride.enhanced import Enhanced, enhance, load
+    from unstride.evaluation import Row, evaluate, plot_rows, read_rows
+    from unstride.evaluation.benching import bench
+    from unstride.exporting.writing import export
     from unstride.geometry.report import Report, inspect
     from unstride.geometry.states import State, StateSpace
     from unstride.learning.fitting import FitReport, fit
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
     from unstride.procedure.prediction import Prediction, Visited
     from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
     from unstride.procedure.windows import SlidingWindow
-    from unstride.proof import Row, evaluate, plot_rows, read_rows
-    from unstride.proof.benching import bench
     from unstride.recipe import Recipe
     from unstride.show import plot_classification, plot_features, plot_map, plot_neighbours, plot_segmentation
     from unstride.tuning.tune import tune
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 # Where each public name lives. They are loaded when first asked for, so that `import unstride` stays quick.
 _NAMES = {
     "enhanced": ("Enhanced", "enhance", "load"),
+    "exporting.writing": ("export",),
     "geometry.report": ("Report", "inspect"),
     "geometry.states": ("State", "StateSpace"),
     "learning.fitting": ("FitReport", "fit"),
@@ -50,7 +52,7 @@ _NAMES = {
     "views.images": ("Preprocess", "open_image"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
-_ROOMS = ("data", "export", "extend", "models", "recipe", "tta")
+_PACKAGES = ("data", "extend", "models", "recipe", "tta")
 
 __all__ = [
     "Agreement",
@@ -105,7 +107,7 @@ moved.install()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"unstride.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(f"unstride.{_HOME[name]}"), name)

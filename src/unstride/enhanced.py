@@ -1,6 +1,6 @@
 """`enhance(model, example)` -> Enhanced: the module that users hold. The whole flow is in this file.
 
-picture -> views -> looks -> engine -> gates ... -> merged -> what the model returns
+image -> views -> looks -> engine -> gates ... -> merged -> what the model returns
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Enhanced(nn.Module):
         super().__init__()
         check_run(max_bytes, optimise)
         self.model, self.recipe, self.max_bytes, self.optimise = model, recipe, max_bytes, optimise
-        self.preprocess = preprocess  # how pictures are prepared; with it, PIL images can be given
+        self.preprocess = preprocess  # how images are prepared; with it, PIL images can be given
         self._plans = Plans(model, self._setup)
         self.attention: Attention | None = None
         self.training = False  # it always runs as in evaluation
@@ -140,7 +140,7 @@ class Enhanced(nn.Module):
         """
         if exporting():
             raise OptionError(
-                "an enhanced model decides picture by picture, so it is not one graph: use unstride.export.export("
+                "an enhanced model decides image by image, so it is not one graph: use unstride.export("
                 "better, example, 'net.onnx') or `unstride export`, which write the looks of its recipe"
             )
         source = self._source(the_image(self.model, images, inputs) if inputs or images is None else images)
@@ -188,7 +188,7 @@ class Enhanced(nn.Module):
         return {b: (at[b], macs[b]) for b in asked}
 
     def looks(self, images: Any) -> tuple[Tensor, list[float]]:
-        """Main logits after the recipe's looks or search, and each picture's cost in plain forwards."""
+        """Main logits after the recipe's looks or search, and each image's cost in plain forwards."""
         source = self._source(images)
         if not self.recipe.stages:
             seen = source.see(IDENTITY)
@@ -205,17 +205,17 @@ class Enhanced(nn.Module):
         looked = self._looked(self._source(images[:1]), gated=False)[0] if self.recipe.stages else None
         return [1.0] if looked is None else [m / looked.plain_macs for m in looked.spent]
 
-    def calibrate(self, pictures: Any, cost: float | None = None) -> Calibration:
-        """Set the gates from unlabelled pictures: to a mean cost in plain forwards, or to the share each gate asks for.
+    def calibrate(self, images: Any, cost: float | None = None) -> Calibration:
+        """Set the gates from unlabelled images: to a mean cost in plain forwards, or to the share each gate asks for.
 
-        Example: `print(better.calibrate(pictures, cost=1.5))`. `pictures`: what `better` takes, or batches of that.
+        Example: `print(better.calibrate(images, cost=1.5))`. `images`: what `better` takes, or batches of that.
         Views that speak louder than the plain one (larger sizes do) are brought to its temperature.
         """
         if not self.recipe.stages:
             raise OptionError("this recipe has no stages, so there are no gates to set; take recipe='default'")
         stages, loud = self.recipe.stages, self.task == "classification"
         runs, seen = list[Opened](), list[Seen]()
-        for source in map(self._source, batches(pictures)):
+        for source in map(self._source, batches(images)):
             run = self._looked(source, explain=loud, gated=False)[0]
             runs.append(Opened(run.sure, part_prices(stages, run)))
             seen += run.seen
@@ -223,20 +223,20 @@ class Enhanced(nn.Module):
         self.recipe = self.recipe.changed(stages=found.stages)
         return found
 
-    def doubts(self, pictures: Any, states: int = 9) -> str | None:
+    def doubts(self, images: Any, states: int = 9) -> str | None:
         """Without labels: which looks (near states, the recipe's own views) are unfamiliar to this network, or None.
 
-        Example: `print(better.doubts(images))`. A few dozen pictures are enough.
+        Example: `print(better.doubts(images))`. A few dozen images are enough.
         """
         if self.task != "classification":
             raise OptionError(f"doubts are told for classification, this is {self.task}")
         views = tuple(dict.fromkeys(v for s in self.recipe.stages for v in s.views if v != IDENTITY))
         stages = (Stage(states=f"near:{states}"), *(Stage((v,)) for v in views))
         asked = self.with_options(recipe=Recipe(task=self.task, stages=stages))
-        return warn_seen([asked._looked(s, explain=True)[0].seen for s in map(self._source, batches(pictures))])
+        return warn_seen([asked._looked(s, explain=True)[0].seen for s in map(self._source, batches(images))])
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """For a stream of single pictures: whether the model was changed is asked around the block, not at every call.
+        """For a stream of single images: whether the model was changed is asked around the block, not at every call.
 
         Example: `with better.unchanged(): answers = [better(x) for x in stream]`. If it was, the block raises.
         """
@@ -366,7 +366,7 @@ def enhance(
     budget=4)`), and are those of the paper's search where no recipe is named. `max_bytes` bounds memory, if need be by
     computing things again. `optimise=False` runs the captured graph without exact rewrites, `optimise="compile"` hands
     its segments to `torch.compile`. `task`: what the output means (the guide "Tasks"); by default "auto", what the
-    model's library says or its shape suggests. `preprocess` says how pictures become tensors: with it, `better` takes
+    model's library says or its shape suggests. `preprocess` says how images become tensors: with it, `better` takes
     PIL images, and views use what the crop leaves out.
     """
     model = own_module(model)

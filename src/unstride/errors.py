@@ -62,8 +62,8 @@ class LeftOut(UnstrideWarning):
 
 
 class PreprocessAssumed(UnstrideWarning):
-    """A file's function returned a module alone; how its pictures are prepared is told, and how to say otherwise."""
+    """A file's function returned a module alone; how its images are prepared is told, and how to say otherwise."""
 
 
 class NotWritten(UnstrideWarning):
-    """The answer is there, but a picture or a page of it could not be written."""
+    """The answer is there, but an image or a page of it could not be written."""

@@ -102,7 +102,7 @@ def rows(browser: Chrome) -> int:
     return int(browser.run("return document.querySelectorAll('#tree .state').length"))
 
 
-def is_a_picture(path: Path) -> bool:
+def is_an_image(path: Path) -> bool:
     image = Image.open(path).convert("RGB")
     small = np.asarray(image.resize((200, 200)), np.int64)
     return image.height > 600 and len(np.unique(small @ (65536, 256, 1))) > 200
@@ -147,7 +147,7 @@ def test_a_photograph_is_loaded_and_the_slider_moved(
     browser.keys("#budget", END)
     assert rows(browser) == 16
     assert browser.run(warm) != before
-    assert is_a_picture(browser.screenshot(shots / "studio-classification.png"))
+    assert is_an_image(browser.screenshot(shots / "studio-classification.png"))
     assert browser.complaints() == []
 
 
@@ -191,13 +191,13 @@ def test_segmentation_shows_overlays_and_differences(chrome: Chrome, segmenting:
     )
     assert not browser.run(same)
     assert "of the pixels change" in browser.text("#headline")
-    assert is_a_picture(browser.screenshot(shots / "studio-segmentation.png"))
+    assert is_an_image(browser.screenshot(shots / "studio-segmentation.png"))
     browser.keys("#budget", HOME)
     assert browser.run(same)  # one state is the plain network
     assert browser.complaints() == []
 
 
-def test_a_depth_map_is_one_picture_and_classes_come_back(chrome: Chrome, nets: str, photo: Path, shots: Path) -> None:
+def test_a_depth_map_is_one_image_and_classes_come_back(chrome: Chrome, nets: str, photo: Path, shots: Path) -> None:
     with serving(f"{nets}:depth") as url:
         browser = opened(chrome, url, story="recipe=flip")
         browser.keys("#file", str(photo))
@@ -208,8 +208,8 @@ def test_a_depth_map_is_one_picture_and_classes_come_back(chrome: Chrome, nets: 
         assert "keeps 1 of 4" in browser.text("#layer-rows")
         hidden = "return ['slider', 'columns', 'answers'].every(id => document.getElementById(id).hidden)"
         assert browser.run(hidden)
-        assert is_a_picture(browser.screenshot(shots / "studio-depth.png"))
-        browser.run("location.hash = 'model=sample&recipe=flip&picture=0'")
+        assert is_an_image(browser.screenshot(shots / "studio-depth.png"))
+        browser.run("location.hash = 'model=sample&recipe=flip&image=0'")
         browser.wait(f"{DONE} && document.getElementById('drawn').hidden && !!document.querySelector('.card')")
         assert not browser.run(hidden)
         assert browser.complaints() == []
@@ -229,7 +229,7 @@ def test_it_is_readable_in_a_narrow_dark_window(chrome: Chrome, classifying: str
     browser.keys("#budget", HOME)
     assert browser.run(tall) < whole / 3  # nothing stands beside the tree here, so it takes no more room than it needs
     browser.keys("#budget", END)
-    assert is_a_picture(browser.screenshot(shots / "studio-narrow-dark.png"))
+    assert is_an_image(browser.screenshot(shots / "studio-narrow-dark.png"))
 
 
 def test_everything_can_be_reached_with_the_keyboard(chrome: Chrome, classifying: str) -> None:
@@ -247,7 +247,7 @@ def test_everything_can_be_reached_with_the_keyboard(chrome: Chrome, classifying
 
 
 def stories() -> tuple[str, str, list[Prediction]]:
-    """Of the embedded pictures, one where the default recipe looks again and one where it stops; and all of them."""
+    """Of the embedded images, one where the default recipe looks again and one where it stops; and all of them."""
     loaded = models.load("sample")
     better = unstride.enhance(loaded.model, loaded.example(), preprocess=loaded.preprocess)
     found = better.explain([s.image for s in samples_for("sample")])
@@ -264,12 +264,12 @@ def margin(p: Prediction) -> float:
     return float(first - second)
 
 
-def test_a_link_tells_the_story_of_a_picture(chrome: Chrome, embedded: str, shots: Path) -> None:
+def test_a_link_tells_the_story_of_an_image(chrome: Chrome, embedded: str, shots: Path) -> None:
     again, sure, found = stories()
     garments, classes = samples_for("sample"), models.load("sample").classes
     for key in (again, sure):
         p, truth = found[int(key)], classes[int(garments[int(key)].truth)]
-        browser = opened(chrome, embedded, story=f"model=sample&recipe=default&picture={key}")
+        browser = opened(chrome, embedded, story=f"model=sample&recipe=default&image={key}")
         words = (
             f"margin {margin(p):.2f} < 0.50: looks again"
             if key == again
@@ -290,32 +290,32 @@ def test_a_link_tells_the_story_of_a_picture(chrome: Chrome, embedded: str, shot
         assert shown(browser, ".spent span") == ["1.00x plain", "2.00x plain" if key == again else "would be 2.00x"]
         wide = "return [...document.querySelectorAll('.stage')].every(s => s.getBoundingClientRect().width > 400)"
         assert browser.run(wide)  # the row is full
-        assert is_a_picture(browser.screenshot(shots / f"studio-story-{'again' if key == again else 'sure'}.png"))
+        assert is_an_image(browser.screenshot(shots / f"studio-story-{'again' if key == again else 'sure'}.png"))
         assert browser.complaints() == []
     for width in (800, 360):
-        browser = opened(chrome, embedded, width, story=f"recipe=default&picture={again}")
+        browser = opened(chrome, embedded, width, story=f"recipe=default&image={again}")
         assert browser.run("return document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_recipes_are_picked_and_back_goes_back(chrome: Chrome, embedded: str, photo: Path) -> None:
-    browser = opened(chrome, embedded, story="recipe=default&picture=1")
+    browser = opened(chrome, embedded, story="recipe=default&image=1")
     first = browser.run("return location.href")
     assert browser.run("return document.getElementById('link').href") == first
     browser.keys("#recipe", "flip")
     browser.wait(f"location.hash.includes('recipe=flip') && {DONE} && !document.querySelector('.gate')")
     assert len(shown(browser, ".card")) == 2
     browser.keys("#file", str(photo))
-    browser.wait(f"location.hash.includes('picture=upload-') && {DONE} && !{PRESSED}")
+    browser.wait(f"location.hash.includes('image=upload-') && {DONE} && !{PRESSED}")
     assert shown(browser, "#answers [data-of=truth]") == []  # nobody knows
     own = browser.run("return location.href")
     browser.run("history.back()")
-    browser.wait(f"location.hash.includes('recipe=flip&picture=1') && {DONE} && !!{PRESSED}")
+    browser.wait(f"location.hash.includes('recipe=flip&image=1') && {DONE} && !!{PRESSED}")
     browser.run("history.back()")
     browser.wait(f"location.href === '{first}' && {DONE} && !!document.querySelector('.gate')")
     browser = opened(chrome, embedded, story=own.partition("#")[2])  # in a new page, the photograph is still there
     assert len(shown(browser, ".card")) == 2
     assert not browser.run(f"return !!{PRESSED}")
-    browser.run("location.hash = 'model=sample&recipe=nonsense&picture=0'")
+    browser.run("location.hash = 'model=sample&recipe=nonsense&image=0'")
     browser.wait("!document.getElementById('error').hidden")
     assert 'the recipe "nonsense" of this link is not here' in browser.text("#error")
 
@@ -331,8 +331,8 @@ def test_a_link_to_a_search_has_its_budget(chrome: Chrome, classifying: str) -> 
 
 
 def test_tuning_on_the_sample(chrome: Chrome, embedded: str, shots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "PICTURES", 40)
-    browser = opened(chrome, embedded, story="recipe=default&picture=1")
+    monkeypatch.setattr(tuner, "IMAGES", 40)
+    browser = opened(chrome, embedded, story="recipe=default&image=1")
     browser.click("#tune")
     browser.wait("document.querySelectorAll('#frontier tbody tr').length > 2", 300)
     assert shown(browser, "#frontier tbody td:first-child")[:2] == ["plain", "flip"]
@@ -340,5 +340,5 @@ def test_tuning_on_the_sample(chrome: Chrome, embedded: str, shots: Path, monkey
     browser.wait(
         f"location.hash.includes('recipe=tuned') && {DONE} && document.querySelector('[data-of=\"with tuned\"]')"
     )
-    assert is_a_picture(browser.screenshot(shots / "studio-tuned.png"))
+    assert is_an_image(browser.screenshot(shots / "studio-tuned.png"))
     assert browser.complaints() == []

@@ -26,10 +26,10 @@ def spec(tmp_path):
     return f"{tmp_path / 'net.py'}:net"
 
 
-def test_bench_prints_ratios_and_writes_a_picture(spec, tmp_path):
-    picture = tmp_path / "cost.png"
+def test_bench_prints_ratios_and_writes_an_image(spec, tmp_path):
+    image = tmp_path / "cost.png"
     args = ["bench", spec, "--image-size", "32", "--budget", "2,4", "--batch", "1,2", "--repeats", "1", "--growth"]
-    result = CliRunner().invoke(app, [*args, "--json", "--plot", str(picture)])
+    result = CliRunner().invoke(app, [*args, "--json", "--plot", str(image)])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert [(r["batch"], r["budget"]) for r in found["rows"]] == [(1, 2), (1, 4), (2, 2), (2, 4)]
@@ -40,7 +40,7 @@ def test_bench_prints_ratios_and_writes_a_picture(spec, tmp_path):
     assert [r["budget"] for r in found["growth"]["budget"]] == [1, 4, 16]  # the net has 16 states, not 256
     assert [r["batch"] for r in found["growth"]["batch"]] == [1, 2, 4]
     assert len({tuple(r["image"]) for r in found["growth"]["image"]}) > 1
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bench_table_names_the_plain_forward(spec):

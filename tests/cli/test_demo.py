@@ -132,7 +132,7 @@ def test_what_cannot_run_is_said_and_the_rest_runs(small: Path, monkeypatch: pyt
     assert page.count("<svg") == 3
 
 
-def test_without_a_plot_library_only_the_pictures_are_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_plot_library_only_the_images_are_missing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = run(small, "--json")
     assert result.exit_code == 0

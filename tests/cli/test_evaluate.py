@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import unstride
 from unstride import models
 from unstride.cli import app
-from unstride.proof import metrics
+from unstride.evaluation import metrics
 
 TINY = str(Path(tiny.__file__))
 
@@ -60,7 +60,7 @@ def test_json_and_the_options_that_reach_the_rows(tmp_path):
     assert (tmp_path / "runs/tiny.py-build-npz/rows.jsonl").is_file()
 
 
-def test_a_page_and_a_picture_of_it(tmp_path):
+def test_a_page_and_an_image_of_it(tmp_path):
     pytest.importorskip("matplotlib")
     command = [f"{TINY}:build", "--data", tiny.npz(tmp_path, 12), "--budget", "3", "--tta", "flip"]
     shown = run(*command, "--report", "page.html", "--plot", "curve.png").stdout
@@ -84,7 +84,7 @@ def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
     better.save(tmp_path / "better.safetensors", tiny.PREPROCESS)
     common = [f"{TINY}:build", "--data", data, "--budget", "3", "--json"]
     row = json.loads(run(*common, "--fitted", tmp_path / "better.safetensors").stdout)["rows"][1]
-    x, y = tiny.pictures(12)
+    x, y = tiny.images(12)
     assert (row["options"]["aggregate"], row["options"]["criterion"]) == ("attention", "learned")
     assert row["metrics"]["nll"] == pytest.approx(metrics.summarise(metrics.score(better(tiny.normalised(x)), y)).nll)
     free = json.loads(run(*common).stdout)["rows"][1]
@@ -95,7 +95,7 @@ def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
 
 
 def test_damaged_images_are_listed_and_end_in_3(tmp_path, monkeypatch):
-    x, y = tiny.pictures(12)
+    x, y = tiny.images(12)
     for c in range(6):
         (tmp_path / "set" / str(c)).mkdir(parents=True)
     for i in range(12):

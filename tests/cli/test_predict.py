@@ -1,4 +1,4 @@
-"""`unstride predict`: every kind of image file, damaged ones named, plain against enhanced, pictures."""
+"""`unstride predict`: every kind of image file, damaged ones named, plain against enhanced, images."""
 
 import json
 from pathlib import Path
@@ -111,16 +111,16 @@ def test_text_names_states_and_cost_and_escapes_markup(nets: str, tmp_path: Path
     assert "(0,1 0)" in out.stdout
 
 
-def test_pictures_one_name_each(nets: str, tmp_path: Path) -> None:
+def test_images_one_name_each(nets: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
         photo(len(folder)).save(tmp_path / folder / "a.png")
     target = tmp_path / "out.png"
     assert run(f"{nets}:net", tmp_path / "one" / "a.png", "--budget", 5, "--plot", target).exit_code == 0
-    with Image.open(target) as picture:
-        assert picture.width > 1000
-        assert len(picture.convert("RGB").resize((64, 64)).getcolors(4096)) > 50
+    with Image.open(target) as image:
+        assert image.width > 1000
+        assert len(image.convert("RGB").resize((64, 64)).getcolors(4096)) > 50
     got = answers(f"{nets}:net", tmp_path / "one", tmp_path / "two", "--budget", 2, "--plot", target)
     assert [Path(a["plot"]).name for a in got["images"]] == ["out-a.png", "out-a-2.png"]
     assert all(Path(a["plot"]).is_file() for a in got["images"])
@@ -146,7 +146,7 @@ def test_segmentation_on_odd_sizes(nets: str, tmp_path: Path) -> None:
     assert run(*asked, "--align", "maybe").exit_code == 2
 
 
-def test_a_picture_that_cannot_be_made_is_said_before_the_work(
+def test_an_image_that_cannot_be_made_is_said_before_the_work(
     nets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     photo().save(tmp_path / "a.png")
@@ -219,7 +219,7 @@ def choosy(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("first", ["a-bad.png", "z-bad.png"])
-def test_a_picture_that_the_model_refuses_is_one_error(choosy: str, tmp_path: Path, first: str) -> None:
+def test_an_image_that_the_model_refuses_is_one_error(choosy: str, tmp_path: Path, first: str) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     for k, name in enumerate(["m.png", "n.png", first]):
@@ -232,7 +232,7 @@ def test_a_picture_that_the_model_refuses_is_one_error(choosy: str, tmp_path: Pa
         assert "multiple of 8" in bad["error"]
 
 
-def test_an_answer_that_is_not_finite_is_an_error_of_its_picture(choosy: str, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_finite_is_an_error_of_its_image(choosy: str, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     Image.new("RGB", (32, 32), (124, 116, 104)).save(folder / "gray.png")  # the mean: next to nothing after it

@@ -13,8 +13,8 @@ from unstride import models, sample
 from unstride.cli import app
 from unstride.cli.main import COMMANDS
 from unstride.cli.recipes import READ
-from unstride.export import Stages
-from unstride.export.driver import open_graph
+from unstride.exporting import Stages
+from unstride.exporting.driver import open_graph
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.recipe import PRESETS, Recipe, words, write
@@ -44,15 +44,15 @@ def tuned(request, tmp_path_factory):
 
 
 @pytest.fixture
-def picture(tmp_path):
+def photo(tmp_path):
     images, _ = sample.classification_sample()
     Image.fromarray(images[192]).save(tmp_path / "garment.png")
     return tmp_path / "garment.png"
 
 
-def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
+def test_a_tuned_recipe_walks_through_all_commands(tuned, photo, tmp_path):
     loaded = models.load("sample")
-    image = open_image(picture)
+    image = open_image(photo)
     x = loaded.seen(image)[None]
     better = unstride.enhance(loaded.model, x, recipe=tuned, preprocess=loaded.preprocess)
     p = better.explain([image])[0]
@@ -62,11 +62,11 @@ def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
     assert told["text"] == str(better.recipe)
     assert told["costs"][0] == pytest.approx(1, abs=0.01)
 
-    shown = json.loads(run("predict", "sample", picture, "--recipe", tuned, "--json").stdout)
+    shown = json.loads(run("predict", "sample", photo, "--recipe", tuned, "--json").stdout)
     assert shown["recipe"] == str(better.recipe)
     assert shown["images"][0]["enhanced"][0]["probability"] == pytest.approx(float(wanted.max()), abs=1e-4)
 
-    run("predict", "sample", picture, "--recipe", tuned, "--out", tmp_path / "p.jsonl")
+    run("predict", "sample", photo, "--recipe", tuned, "--out", tmp_path / "p.jsonl")
     row = json.loads((tmp_path / "p.jsonl").read_text())
     assert row["classes"][0] == int(wanted.argmax())
     assert row["probabilities"][0] == pytest.approx(float(wanted.max()), abs=1e-4)
@@ -100,14 +100,14 @@ def test_a_tuned_recipe_walks_through_all_commands(tuned, picture, tmp_path):
     assert page["enhanced"][-1][place] == pytest.approx(float(seen.logits.softmax(0)[best]), abs=1e-3)
 
 
-def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, picture):
+def test_a_recipe_for_another_model_is_refused_by_every_command(tmp_path, photo):
     other = models.load("sample-segmentation")
     path = write(tmp_path / "other.toml", unstride.recipe.get("flip"), model=other.model)
     ask = ["--recipe", path]
     for words_of in (
         ["inspect", "sample"],
-        ["predict", "sample", picture],
-        ["predict", "sample", picture, "--out", tmp_path / "p.jsonl"],
+        ["predict", "sample", photo],
+        ["predict", "sample", photo, "--out", tmp_path / "p.jsonl"],
         ["evaluate", "sample", "--data", "sample", "--limit", 4, "--out", tmp_path / "runs"],
         ["bench", "sample"],
         ["fit", "sample", "--data", "sample", "--limit", 4, "--out", tmp_path / "f.safetensors"],
@@ -131,12 +131,12 @@ def test_the_same_options_everywhere_and_their_words_are_the_fields_own():
         assert all(value in words.DOCS[field] for value in values), field
 
 
-def test_what_fit_saved_is_a_recipe(tmp_path, picture):
+def test_what_fit_saved_is_a_recipe(tmp_path, photo):
     out = tmp_path / "fitted.safetensors"
     run("fit", "sample", "--data", "sample", "--limit", 40, "--epochs", 1, "--budget", 3, "--out", out)
-    shown = json.loads(run("predict", "sample", picture, "--recipe", out, "--budget", 4, "--json").stdout)
+    shown = json.loads(run("predict", "sample", photo, "--recipe", out, "--budget", 4, "--json").stdout)
     loaded = models.load("sample")
-    x = loaded.seen(open_image(picture))[None]
+    x = loaded.seen(open_image(photo))[None]
     wanted = unstride.load(out, loaded.model).with_options(budget=4)(x)[0].softmax(0)
     assert shown["images"][0]["enhanced"][0]["probability"] == pytest.approx(float(wanted.max()), abs=1e-4)
     assert len(shown["images"][0]["states"]) == 4
@@ -144,8 +144,8 @@ def test_what_fit_saved_is_a_recipe(tmp_path, picture):
     assert "stages of looks" in refused.stderr
 
 
-def test_gates_set_without_labels_are_told_as_json_too(picture, tmp_path):
-    ask = ["tune", "sample", "--pictures", picture, "--cost", 1.2]
+def test_gates_set_without_labels_are_told_as_json_too(photo, tmp_path):
+    ask = ["tune", "sample", "--images", photo, "--cost", 1.2]
     told = json.loads(run(*ask, "--json", "--out", tmp_path / "set.toml").stdout)
-    assert (told["pictures"], told["proved"], told["out"]) == (1, False, str(tmp_path / "set.toml"))
-    assert "--report is for labelled pictures" in run(*ask, "--report", tmp_path / "r.html", code=2).output
+    assert (told["images"], told["proved"], told["out"]) == (1, False, str(tmp_path / "set.toml"))
+    assert "--report is for labelled images" in run(*ask, "--report", tmp_path / "r.html", code=2).output

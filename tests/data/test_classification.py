@@ -17,7 +17,7 @@ SMALL = Preprocess(resize=None, crop=8)
 FIRST, SECOND, LAST = "n01440764", "n01443537", "n15075141"  # tench, goldfish, toilet tissue
 
 
-def picture(path, shade=0, size=(10, 12)):
+def image(path, shade=0, size=(10, 12)):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size[::-1], (shade, shade, shade)).save(path)
     return path
@@ -35,8 +35,8 @@ def labels(data):
 def imagenet(tmp_path):
     for shade, wnid in enumerate((LAST, SECOND, FIRST)):
         for i in (2, 1):
-            picture(tmp_path / "val" / wnid / f"ILSVRC2012_val_0000000{i}.JPEG", 40 * shade)
-    picture(tmp_path / "train" / SECOND / "n01443537_7.JPEG")
+            image(tmp_path / "val" / wnid / f"ILSVRC2012_val_0000000{i}.JPEG", 40 * shade)
+    image(tmp_path / "train" / SECOND / "n01443537_7.JPEG")
     return tmp_path
 
 
@@ -54,12 +54,12 @@ def test_imagenet_in_torchvisions_layout(imagenet):
 
 def test_imagenet_flat_with_torchvisions_meta(tmp_path):
     for i in (1, 2, 3):
-        picture(tmp_path / "val" / f"ILSVRC2012_val_0000000{i}.JPEG")
+        image(tmp_path / "val" / f"ILSVRC2012_val_0000000{i}.JPEG")
     with pytest.raises(DataError, match=r"meta\.bin"):
         load(f"imagenet:{tmp_path}", SMALL)
     torch.save(({FIRST: ("tench",)}, [SECOND, FIRST, LAST]), tmp_path / "meta.bin")
     assert labels(load(f"imagenet:{tmp_path}", SMALL)) == [1, 0, 999]
-    picture(tmp_path / "val" / "ILSVRC2012_val_00000004.JPEG")
+    image(tmp_path / "val" / "ILSVRC2012_val_00000004.JPEG")
     with pytest.raises(DataError, match="ILSVRC2012_val_00000004"):
         load(f"imagenet:{tmp_path}", SMALL)
 
@@ -70,14 +70,14 @@ class _Bomb:
 
 
 def test_a_strangers_meta_is_not_executed(tmp_path):
-    picture(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
+    image(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
     (tmp_path / "meta.bin").write_bytes(pickle.dumps(_Bomb()))
     with pytest.raises(DataError, match=r"meta\.bin"):
         load(f"imagenet:{tmp_path}", SMALL)
 
 
 def test_imagenet_that_is_not(imagenet):
-    picture(imagenet / "val" / "n99999999" / "a.jpg")
+    image(imagenet / "val" / "n99999999" / "a.jpg")
     with pytest.raises(DataError, match="n99999999"):
         load(f"imagenet:{imagenet}", SMALL)
     with pytest.raises(DataError, match="1000 classes, but the model has 10"):
@@ -93,7 +93,7 @@ def flowers(tmp_path):
     io = pytest.importorskip("scipy.io")
     root = tmp_path / "flowers-102"
     for i in range(1, 7):
-        picture(root / "jpg" / f"image_{i:05d}.jpg", 30 * i)
+        image(root / "jpg" / f"image_{i:05d}.jpg", 30 * i)
     io.savemat(root / "imagelabels.mat", {"labels": np.array([[77, 1, 102, 5, 6, 77]], np.uint8)})
     split = {"trnid": np.array([[1, 3]]), "valid": np.array([[2, 3]]), "tstid": np.array([[6, 4, 5]])}
     io.savemat(root / "setid.mat", split)
@@ -185,7 +185,7 @@ def test_a_folder_per_class_as_torchvision_orders_it(tmp_path):
         if name.endswith("txt"):
             (tmp_path / name).write_text("not an image")
         else:
-            picture(tmp_path / name)
+            image(tmp_path / name)
     data = load(f"folder:{tmp_path}", SMALL, classes=4)
     assert data.classes == ("10", "9", "cat", "zebra") == tuple(tv.ImageFolder(tmp_path).classes)
     assert ids(data) == ["10/q.png", "9/q.png", "cat/x.JPG", "zebra/b.png", "zebra/deep/a.png"]
@@ -199,7 +199,7 @@ def test_a_folder_per_class_as_torchvision_orders_it(tmp_path):
 
 def test_csv(tmp_path):
     for name in ("a.png", "sub/b, c.png"):
-        picture(tmp_path / name)
+        image(tmp_path / name)
     (tmp_path / "numbers.csv").write_text('file,label\na.png,7\n"sub/b, c.png", 2\n')
     data = load(f"csv:{tmp_path}/numbers.csv", SMALL)
     assert list(zip(ids(data), labels(data), strict=True)) == [("a.png", 7), ("sub/b, c.png", 2)]
@@ -250,7 +250,7 @@ def test_npz(tmp_path):
 
 def test_hf_on_disk(tmp_path):
     hf = pytest.importorskip("datasets")
-    good = picture(tmp_path / "a.png", 50)
+    good = image(tmp_path / "a.png", 50)
     rows = {"img": [{"bytes": good.read_bytes(), "path": None}, {"bytes": b"junk", "path": None}], "label": [1, 0]}
     features = hf.Features({"img": hf.Image(), "label": hf.ClassLabel(names=["no", "yes"])})
     one = hf.Dataset.from_dict(rows, features=features)
@@ -295,7 +295,7 @@ def test_a_damaged_image_is_an_error_of_its_own(imagenet):
 def test_a_limit_is_spread_over_the_classes(tmp_path):
     for label in "abcd":
         for i in range(10):
-            picture(tmp_path / label / f"{i}.png")
+            image(tmp_path / label / f"{i}.png")
     data = load(f"folder:{tmp_path}", SMALL, limit=8)
     assert labels(data) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(load(f"folder:{tmp_path}", SMALL, limit=1000)) == 40
@@ -306,8 +306,8 @@ def test_a_limit_is_spread_over_the_classes(tmp_path):
 
 def test_the_fingerprint_is_of_the_data_not_of_the_place(tmp_path):
     def tree(root, shade=0, name="x.png", label="a"):
-        picture(root / label / name, shade)
-        picture(root / "b" / "y.png")
+        image(root / label / name, shade)
+        image(root / "b" / "y.png")
         return load(f"folder:{root}", SMALL).fingerprint()
 
     same = tree(tmp_path / "1")
@@ -323,7 +323,7 @@ def test_the_fingerprint_is_of_the_data_not_of_the_place(tmp_path):
 
 def test_large_data_is_known_by_names_and_sizes(tmp_path, monkeypatch):
     monkeypatch.setattr("unstride.data._SMALL", 0)
-    file = picture(tmp_path / "a" / "x.png")
+    file = image(tmp_path / "a" / "x.png")
     before = load(f"folder:{tmp_path}", SMALL).fingerprint()
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -336,7 +336,7 @@ def test_large_data_is_known_by_names_and_sizes(tmp_path, monkeypatch):
 def test_data_goes_to_worker_processes(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "d.npz", x=rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), y=np.arange(6))
-    picture(tmp_path / "f" / "a" / "x.png")
+    image(tmp_path / "f" / "a" / "x.png")
     for name in (f"npz:{tmp_path}/d.npz", f"folder:{tmp_path}/f"):
         data = load(name, SMALL)
         copy = pickle.loads(pickle.dumps(data))

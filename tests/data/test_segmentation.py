@@ -15,7 +15,7 @@ from unstride.views.images import Preprocess
 WHOLE = Preprocess(resize=None, crop=None)
 
 
-def picture(path, size=(6, 9)):
+def image(path, size=(6, 9)):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
 
@@ -38,7 +38,7 @@ def spread(*values, size=(6, 9)):
 
 def frame(root, city, number, values, kind="labelIds", split="val"):
     stem = f"{split}/{city}/{city}_{number:06d}_000019"
-    picture(root / f"leftImg8bit/{stem}_leftImg8bit.png")
+    image(root / f"leftImg8bit/{stem}_leftImg8bit.png")
     return mask(root / f"gtFine/{stem}_gtFine_{kind}.png", values)
 
 
@@ -89,7 +89,7 @@ def test_ade20k(tmp_path):
     values = spread(0, 1, 2, 149, 150)
     for split, number in (("validation", 2), ("validation", 1), ("training", 3)):
         name = f"ADE_{'val' if split == 'validation' else 'train'}_{number:08d}"
-        picture(root / f"images/{split}/{name}.jpg")
+        image(root / f"images/{split}/{name}.jpg")
         mask(root / f"annotations/{split}/{name}.png", values)
     for path in (tmp_path, root):
         data = load(f"ade20k:{path}", WHOLE, classes=150)
@@ -114,7 +114,7 @@ def test_ade20k(tmp_path):
 @pytest.mark.parametrize("palette", [False, True], ids=["index", "palette"])
 def test_masks(tmp_path, palette):
     for name in ("b", "a"):
-        picture(tmp_path / f"images/{name}.jpg")
+        image(tmp_path / f"images/{name}.jpg")
         mask(tmp_path / f"masks/{name}.png", spread(0, 1, 2, 255), palette)
     data = load(f"masks:{tmp_path}", WHOLE, classes=3)
     assert [item.id for item in data] == ["images/a.jpg", "images/b.jpg"]
@@ -124,7 +124,7 @@ def test_masks(tmp_path, palette):
 def test_masks_with_splits_and_a_void_class(tmp_path):
     for split, count in (("train", 3), ("test", 2)):
         for i in range(count):
-            picture(tmp_path / f"{split}/images/{i}.jpg")
+            image(tmp_path / f"{split}/images/{i}.jpg")
             mask(tmp_path / f"{split}/masks/{i}.png", spread(0, 10, 11))
     with pytest.raises(DataError, match="choose a split: test, train"):
         load(f"masks:{tmp_path}", WHOLE)
@@ -146,26 +146,26 @@ def test_masks_with_splits_and_a_void_class(tmp_path):
 
 
 def test_a_void_value_below_the_classes_is_void(tmp_path):
-    picture(tmp_path / "images/a.jpg")
+    image(tmp_path / "images/a.jpg")
     mask(tmp_path / "masks/a.png", spread(0, 1, 2))
     assert load(f"masks:{tmp_path}", WHOLE, classes=3, ignore=0).tensors(0)[1].tolist() == spread(255, 1, 2).tolist()
 
 
 def test_masks_that_do_not_fit(tmp_path):
-    picture(tmp_path / "images/a.jpg")
+    image(tmp_path / "images/a.jpg")
     mask(tmp_path / "masks/a.png", spread(0, 1, size=(6, 8)))
     with pytest.raises(DataError, match=r"a\.png: the mask has 6 x 8 pixels, its image 6 x 9"):
         load(f"masks:{tmp_path}", WHOLE).tensors(0)
     mask(tmp_path / "masks/a.png", spread(0, 300))
     with pytest.raises(DataError, match=r"label values \[300\]"):
         load(f"masks:{tmp_path}", WHOLE).tensors(0)
-    picture(tmp_path / "masks/a.png")
+    image(tmp_path / "masks/a.png")
     with pytest.raises(DataError, match=r"a\.png: a mask with RGB pixels"):
         load(f"masks:{tmp_path}", WHOLE).tensors(0)
     (tmp_path / "masks/a.png").write_bytes(b"junk")
     with pytest.raises(DataError, match=r"a\.png: cannot be read"):
         load(f"masks:{tmp_path}", WHOLE).tensors(0)
-    picture(tmp_path / "images/b.jpg")
+    image(tmp_path / "images/b.jpg")
     with pytest.raises(DataError, match=r"masks/b\.\*: no such file"):
         load(f"masks:{tmp_path}", WHOLE)
     (tmp_path / "images/b.jpg").unlink()
@@ -173,7 +173,7 @@ def test_masks_that_do_not_fit(tmp_path):
     with pytest.raises(DataError, match=r"images/c\.\*: no such file"):
         load(f"masks:{tmp_path}", WHOLE)
     (tmp_path / "masks/c.png").unlink()
-    picture(tmp_path / "images/a.png")
+    image(tmp_path / "images/a.png")
     with pytest.raises(DataError, match="matched by name"):
         load(f"masks:{tmp_path}", WHOLE)
     with pytest.raises(DataError, match=r"wanted images/ and masks/"):
@@ -185,7 +185,7 @@ def test_options_that_make_no_sense(tmp_path):
         load(f"masks:{tmp_path}", Preprocess())
     with pytest.raises(OptionError, match="ignore"):
         load(f"ade20k:{tmp_path}", WHOLE, ignore=0)
-    picture(tmp_path / "images/a.jpg")
+    image(tmp_path / "images/a.jpg")
     mask(tmp_path / "masks/a.png", spread(0))
     with pytest.raises(OptionError, match="0 to 255"):
         load(f"masks:{tmp_path}", WHOLE, ignore=256)
@@ -202,7 +202,7 @@ def test_the_embedded_scenes():
 
 
 def test_the_fingerprint_sees_the_masks(tmp_path):
-    picture(tmp_path / "images/a.jpg")
+    image(tmp_path / "images/a.jpg")
     mask(tmp_path / "masks/a.png", spread(0, 1))
     before = load(f"masks:{tmp_path}", WHOLE).fingerprint()
     mask(tmp_path / "masks/a.png", spread(1, 0))

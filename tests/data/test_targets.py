@@ -14,7 +14,7 @@ from unstride.views.images import Preprocess
 WHOLE = Preprocess(None, None)
 
 
-def pictures(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10)) -> list[str]:
+def images(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10)) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     names = [f"p{k}.png" for k in range(count)]
@@ -24,7 +24,7 @@ def pictures(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10)) -> 
 
 
 def depth_set(root: Path) -> Path:
-    pictures(root / "images")
+    images(root / "images")
     (root / "depth").mkdir()
     steps = np.arange(120, dtype=np.uint16).reshape(12, 10) * 100
     Image.fromarray(steps).save(root / "depth" / "p0.png")
@@ -46,7 +46,7 @@ def test_depth_from_16_bits_and_from_arrays(tmp_path: Path) -> None:
         data.load(f"depth:{root}", Preprocess(8, 8))
 
 
-def test_two_pictures_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_images_of_one_name_are_refused(tmp_path: Path) -> None:
     root = depth_set(tmp_path)
     (root / "images" / "p1.jpg").write_bytes((root / "images" / "p1.png").read_bytes())
     with pytest.raises(DataError, match=r"p1\.png: there is p1\.jpg, too"):
@@ -74,7 +74,7 @@ def test_depth_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def labels_set(root: Path, text: str | None = None) -> Path:
-    names = pictures(root)
+    names = images(root)
     table = root / "labels.csv"
     table.write_text(text or "path,cat,dog\n" + "\n".join(f"{n},{k % 2},1" for k, n in enumerate(names)) + "\n")
     return table
@@ -114,7 +114,7 @@ def test_labels_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_numbers(tmp_path: Path) -> None:
-    names = pictures(tmp_path)
+    names = images(tmp_path)
     table = tmp_path / "ages.csv"
     table.write_text("path,age,weight\n" + "\n".join(f"{n},{k + 0.5},-{k}" for k, n in enumerate(names)))
     found = data.load(f"values:{table}", WHOLE)
@@ -126,13 +126,13 @@ def test_numbers(tmp_path: Path) -> None:
 
 def test_class_folders_serve_embeddings(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        pictures(tmp_path / name)
+        images(tmp_path / name)
     found = data.load(f"folder:{tmp_path}", WHOLE)
     assert found.serving("embedding").task == "embedding" and found.serving("dense").task == "classification"
 
 
 def test_pairs(tmp_path: Path) -> None:
-    pictures(tmp_path, 5)
+    images(tmp_path, 5)
     table = tmp_path / "pairs.csv"
     table.write_text("query,match\np0.png,p3.png\np0.png,p4.png\np1.png,p3.png\np3.png,p0.png\n")
     found = data.load(f"pairs:{table}", WHOLE)
@@ -142,7 +142,7 @@ def test_pairs(tmp_path: Path) -> None:
     before = found.fingerprint()
     table.write_text(table.read_text().replace("p1.png,p3.png", "p1.png,p4.png"))
     assert data.load(f"pairs:{table}", WHOLE).fingerprint() != before
-    with pytest.raises(OptionError, match="both of its pictures"):
+    with pytest.raises(OptionError, match="both of its images"):
         data.load(f"pairs:{table}", WHOLE, limit=2)
 
 
@@ -159,7 +159,7 @@ def test_pairs(tmp_path: Path) -> None:
     ],
 )
 def test_pairs_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
-    pictures(tmp_path)
+    images(tmp_path)
     (tmp_path / "pairs.csv").write_text(text)
     with pytest.raises(DataError, match=words):
         data.load(f"pairs:{tmp_path / 'pairs.csv'}", WHOLE)

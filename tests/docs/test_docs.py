@@ -223,7 +223,7 @@ def test_docstrings_are_laid_out() -> None:
 
 
 def test_the_frontier_page_and_readme_are_what_the_rows_say() -> None:
-    """README's table, the page and the picture's settings come from benchmarks/frontier.csv and nothing else."""
+    """README's table, the page and the image's settings come from benchmarks/frontier.csv and nothing else."""
     from benchmarks import frontier_page
 
     every = frontier_page.rows()
@@ -239,4 +239,4 @@ def test_the_frontier_page_and_readme_are_what_the_rows_say() -> None:
     for row in every:
         assert float(row["low"]) <= float(row["gain"]) <= float(row["high"]), row
         changed = float(row["corrected"]) - float(row["corrupted"])  # of several halvings: means, rounded
-        assert float(row["gain"]) == pytest.approx(changed / int(row["pictures"]), abs=1 / int(row["pictures"])), row
+        assert float(row["gain"]) == pytest.approx(changed / int(row["images"]), abs=1 / int(row["images"])), row

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.engine.engine import Run
-from unstride.proof.benching import peak_bytes
+from unstride.evaluation.benching import peak_bytes
 
 
 class Three(nn.Module):

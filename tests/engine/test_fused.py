@@ -15,7 +15,7 @@ from unstride.engine import fused as fused_module
 from unstride.engine.engine import Run
 from unstride.engine.fused import FusedConv, MovedDepthwise
 from unstride.engine.packing import Packing, available
-from unstride.proof.benching import peak_bytes
+from unstride.evaluation.benching import peak_bytes
 
 pytestmark = pytest.mark.skipif(
     not available(torch.device("cpu"), torch.float32), reason="this build of torch has no oneDNN"

@@ -14,7 +14,7 @@ from unstride.engine.fused import FusedConv, MovedDepthwise
 from unstride.engine.norms import FusedNorm
 from unstride.engine.packing import available
 from unstride.engine.transposed import FusedTransposed
-from unstride.proof.benching import peak_bytes
+from unstride.evaluation.benching import peak_bytes
 
 pytestmark = pytest.mark.skipif(
     not available(torch.device("cpu"), torch.float32), reason="this build of torch has no oneDNN"

@@ -17,9 +17,9 @@ from torch import nn
 import unstride
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, OptionError
-from unstride.jobs.fingerprint import fingerprint
 from unstride.learning.fitting import FitReport, fit
 from unstride.procedure.aggregate import Attention
+from unstride.storage.fingerprint import fingerprint
 
 OPTIONS = {"epochs": 3, "lr": 0.02, "budget": 8, "batch_size": 16, "show": False, "familiar": False}
 

@@ -136,7 +136,7 @@ def test_a_tensor_of_integers_is_called_one() -> None:
     [
         ("FasterRCNN", "torchvision.models.detection.faster_rcnn", r"detector.*model\.backbone = unstride"),
         ("DetrForObjectDetection", "transformers.models.detr", "detector.*backbone"),
-        ("RAFT", "torchvision.models.optical_flow.raft", "two pictures"),
+        ("RAFT", "torchvision.models.optical_flow.raft", "two images"),
         ("Mask2FormerForUniversalSegmentation", "transformers.models.mask2former", "queries.*per-pixel.*einsum"),
         ("MaskFormerForInstanceSegmentation", "transformers.models.maskformer", "queries.*per-pixel.*einsum"),
         ("NaFlexVit", "timm.models.naflexvit", "patches.*one size"),

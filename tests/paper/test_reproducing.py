@@ -130,7 +130,7 @@ def test_a_table_without_tta_shares_one_pass(tmp_path):
 def test_the_ablations_change_what_they_say(tmp_path):
     search = reproduce("ablation-search", Tiny(), tmp_path, epochs=1)
     assert [v.row[0] for v in search.values if v.paper] == ["1 .. L", "1 .. L-1", "2 .. L", "2 .. L-1"]
-    from unstride.proof import read_rows
+    from unstride.evaluation import read_rows
 
     asked = {tuple(row.options["layers"]) for row in read_rows(tmp_path / "runs" / "rows.jsonl")}
     assert asked == {(1, 2, 3, 4), (1, 2, 3), (2, 3, 4), (2, 3)}
@@ -168,7 +168,7 @@ def test_segmentation_curves_have_three_measures_and_twice_the_budget_with_flip(
     result = reproduce(exhibit, Tiny(), tmp_path)
     assert {v.row[1] for v in result.values} == {"mIoU %", "aAcc %", "mAcc %"}
     assert {v.column for v in result.values if "flip" in v.row[0]} == {"2", "4"}
-    render.picture(result)
+    render.image(result)
 
 
 def test_every_state_alone(tmp_path):
@@ -183,7 +183,7 @@ def test_every_state_alone(tmp_path):
     assert plain == pytest.approx(100 * sum(right) / len(right))
     assert {c for _, c in found} == {"criterion", "top-1 %"}
     assert found[("learned", "(0 0 0 0)"), "criterion"].ours != found[("entropy", "(0 0 0 0)"), "criterion"].ours
-    render.picture(result)
+    render.image(result)
 
 
 def test_formats_hold_the_same_numbers(tmp_path):

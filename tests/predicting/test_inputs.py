@@ -1,4 +1,4 @@
-"""Pictures of every kind of place, in one fixed order, one by one."""
+"""Images of every kind of place, in one fixed order, one by one."""
 
 import io
 import os
@@ -33,7 +33,7 @@ def test_a_folder_is_listed_as_everywhere_else(tmp_path):
     assert len(names(tmp_path)) == 4
 
 
-def test_links_lead_to_each_picture_once_and_never_in_a_circle(tmp_path):
+def test_links_lead_to_each_image_once_and_never_in_a_circle(tmp_path):
     (tmp_path / "a").mkdir()
     photo().save(tmp_path / "a" / "1.png")
     os.symlink(tmp_path / "a" / "1.png", tmp_path / "again.png")
@@ -45,23 +45,23 @@ def test_links_lead_to_each_picture_once_and_never_in_a_circle(tmp_path):
     assert names(tmp_path) == [str(tmp_path / "a" / "1.png"), str(tmp_path / "other" / "2.png")]
 
 
-def test_a_list_names_pictures_folders_and_shards_relative_to_itself(tmp_path):
+def test_a_list_names_images_folders_and_shards_relative_to_itself(tmp_path):
     (tmp_path / "a").mkdir()
     for name in ("a/1.png", "2.png"):
         photo().save(tmp_path / name)
     shard(tmp_path / "s.tar", [("k.png", png(photo()))])
-    (tmp_path / "list.txt").write_text("# pictures\n2.png\n\na\ns.tar\nmissing.png\n")
+    (tmp_path / "list.txt").write_text("# images\n2.png\n\na\ns.tar\nmissing.png\n")
     found = names(f"@{tmp_path / 'list.txt'}")
     assert [os.path.relpath(name, tmp_path) for name in found] == ["2.png", "a/1.png", "s.tar/k.png", "missing.png"]
 
 
 @pytest.mark.parametrize(("suffix", "mode"), [(".tar", "w"), (".tar.gz", "w:gz")])
 def test_a_shard_gives_its_images_as_it_comes(tmp_path, suffix, mode):
-    pictures = [photo(k) for k in range(3)]
-    members = [m for k, p in enumerate(pictures) for m in ((f"{k:03d}.png", png(p)), (f"{k:03d}.cls", b"1"))]
+    images = [photo(k) for k in range(3)]
+    members = [m for k, p in enumerate(images) for m in ((f"{k:03d}.png", png(p)), (f"{k:03d}.cls", b"1"))]
     path = shard(tmp_path / f"s{suffix}", members, mode)
     found = [(entry.name, open_image(entry.fetch()).tobytes()) for entry in entries([path])]
-    assert found == [(f"{path}/{k:03d}.png", p.tobytes()) for k, p in enumerate(pictures)]
+    assert found == [(f"{path}/{k:03d}.png", p.tobytes()) for k, p in enumerate(images)]
     assert survey([path]).count == (3 if suffix == ".tar" else None)
 
 
@@ -90,13 +90,13 @@ def test_hugging_face_on_disk_with_and_without_splits(tmp_path):
     assert open_image(next(entries([tmp_path / "one"])).fetch()).tobytes() == photo(0).tobytes()
 
 
-def test_a_row_without_a_picture_is_an_error_of_its_own(tmp_path):
+def test_a_row_without_an_image_is_an_error_of_its_own(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"image": [{"bytes": png(photo()), "path": None}, None]})
     data.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path / "one"))
     first, second = entries([tmp_path / "one"])
     assert first.fetch()
-    with pytest.raises(DataError, match="row 1: there is no picture"):
+    with pytest.raises(DataError, match="row 1: there is no image"):
         second.fetch()
 
 

@@ -55,7 +55,7 @@ def test_rows_are_the_librarys_own_answers(nets, tmp_path):
     better = unstride.enhance(loaded.model, x[:1], recipe="multiscale-flip", preprocess=loaded.preprocess)
     for row, path, p in zip(rows, sorted(folder.iterdir()), better.explain(images), strict=True):
         probabilities = p.logits.softmax(0)
-        assert row["picture"] == str(path)
+        assert row["image"] == str(path)
         assert row["classes"] == probabilities.topk(2).indices.tolist()
         assert row["probabilities"] == pytest.approx(probabilities.topk(2).values.tolist(), abs=2e-5)
         assert row["names"] == [loaded.classes[k] for k in row["classes"]]
@@ -66,7 +66,7 @@ def test_rows_are_the_librarys_own_answers(nets, tmp_path):
         assert row["agreement"] == pytest.approx(p.agreement, abs=1e-5)
         assert row["spread"] == pytest.approx(float(p.spread), abs=1e-5)
         assert row["error"] is None
-    assert (done.pictures, done.errors) == (5, 0)
+    assert (done.images, done.errors) == (5, 0)
     assert done.changed == pytest.approx(np.mean([row["changed"] for row in rows]))
     assert not (tmp_path / "p.jsonl.parts").exists()
 
@@ -90,7 +90,7 @@ def test_a_model_that_is_written_meanwhile_gives_no_rows_of_both(nets, tmp_path,
     assert len(read(tmp_path / "now.jsonl")) == 5
 
 
-def test_views_come_from_the_picture_and_not_from_its_crop(nets, tmp_path):
+def test_views_come_from_the_image_and_not_from_its_crop(nets, tmp_path):
     """A larger size must show detail that the prepared tensor no longer has."""
     folder = photos(tmp_path / "photos", 1, size=(160, 160))
     recipe = get("multiscale-flip")
@@ -103,7 +103,7 @@ def test_views_come_from_the_picture_and_not_from_its_crop(nets, tmp_path):
 
 
 def gated(nets, folder, path):
-    """A recipe that looks again, larger and mirrored, at about half of the pictures."""
+    """A recipe that looks again, larger and mirrored, at about half of the images."""
     loaded = models.load(f"{nets}:net")
     x = torch.stack([loaded.preprocess(open_image(one)) for one in sorted(folder.iterdir())[:32]])
     best = loaded.model(x).detach().softmax(1).topk(2).values
@@ -137,7 +137,7 @@ def test_csv_and_parquet_hold_the_same_rows(nets, tmp_path):
     with (tmp_path / "p.csv").open(newline="") as file:
         flat = list(csv.DictReader(file))
     for row, one in zip(rows, flat, strict=True):
-        assert one["picture"] == row["picture"]
+        assert one["image"] == row["image"]
         if row["error"] is None:
             assert [int(one["class_1"]), int(one["class_2"])] == row["classes"]
             assert float(one["probability_1"]) == row["probabilities"][0]
@@ -149,7 +149,7 @@ def test_csv_and_parquet_hold_the_same_rows(nets, tmp_path):
     assert parquet.read_table(tmp_path / "p.parquet").to_pylist() == rows
 
 
-def test_masks_lie_over_the_picture_and_have_colours(nets, tmp_path):
+def test_masks_lie_over_the_image_and_have_colours(nets, tmp_path):
     folder = tmp_path / "photos"
     folder.mkdir()
     for k, size in enumerate([(40, 48), (44, 52), (37, 61)]):
@@ -160,26 +160,26 @@ def test_masks_lie_over_the_picture_and_have_colours(nets, tmp_path):
         with Image.open(tmp_path / row["mask"]) as mask:  # a path from the table's own folder
             assert mask.mode == "P" and mask.getpalette()
             seen = np.asarray(mask)
-        with Image.open(row["picture"]) as picture:
-            assert seen.shape == (picture.height, picture.width)
+        with Image.open(row["image"]) as image:
+            assert seen.shape == (image.height, image.width)
         found, counts = np.unique(seen, return_counts=True)
         shares = dict(zip(row["classes"], row["shares"], strict=True))
         assert shares == pytest.approx(dict(zip(found.tolist(), counts / seen.size, strict=True)), abs=1e-5)
         assert 0 <= row["changed"] < 1
 
 
-def test_masks_are_not_written_among_the_pictures(nets, tmp_path):
-    """They would be pictures of the next run, and a killed one could not go on."""
+def test_masks_are_not_written_among_the_images(nets, tmp_path):
+    """They would be images of the next run, and a killed one could not go on."""
     folder = photos(tmp_path / "photos", 1)
-    with pytest.raises(OptionError, match="among the pictures"):
+    with pytest.raises(OptionError, match="among the images"):
         unstride.predict(f"{nets}:segmenter", folder, folder / "p.csv", recipe="flip")
-    assert unstride.predict(f"{nets}:net", folder, folder / "p.csv", recipe="flip").pictures == 1
+    assert unstride.predict(f"{nets}:net", folder, folder / "p.csv", recipe="flip").images == 1
 
 
 def test_the_names_ending_says_the_form_however_it_is_written(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
     unstride.predict(f"{nets}:net", folder, tmp_path / "p.CSV", recipe="plain")
-    assert (tmp_path / "p.CSV").read_text().startswith("picture,class_1")
+    assert (tmp_path / "p.CSV").read_text().startswith("image,class_1")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have only names that are text")
@@ -189,7 +189,7 @@ def test_names_that_are_no_text_are_written_readably(nets, tmp_path, suffix):
     (folder / "0000.png").rename(folder / os.fsdecode(b"\xff.png"))
     unstride.predict(f"{nets}:net", folder, tmp_path / f"p.{suffix}", recipe="plain")
     text = (tmp_path / f"p.{suffix}").read_text()
-    name = json.loads(text)["picture"] if suffix == "jsonl" else text.splitlines()[1].split(",")[0]
+    name = json.loads(text)["image"] if suffix == "jsonl" else text.splitlines()[1].split(",")[0]
     assert name.endswith("\\xff.png")
 
 
@@ -208,8 +208,8 @@ def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, t
     written = out.stat().st_mtime_ns
     again = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     assert again == replace(first, already=True)
-    assert str(again).startswith("already done: nothing left to do\n3 pictures")
-    assert "already" not in str(first) and "pictures/s" in str(first)
+    assert str(again).startswith("already done: nothing left to do\n3 images")
+    assert "already" not in str(first) and "images/s" in str(first)
     assert out.stat().st_mtime_ns == written
     with pytest.raises(OptionError, match="another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
@@ -226,7 +226,7 @@ def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
     with pytest.raises(OptionError, match="parts of another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
     done = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
-    assert (done.pictures, done.before) == (3, 3) and "(0.0 pictures/s)" in str(done)
+    assert (done.images, done.before) == (3, 3) and "(0.0 images/s)" in str(done)
 
 
 def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):
@@ -281,7 +281,7 @@ def test_two_processes_give_the_rows_of_one(nets, tmp_path):
         env=environment(), capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.strip().splitlines()[-1])["pictures"] == 600
+    assert json.loads(done.stdout.strip().splitlines()[-1])["images"] == 600
     assert (tmp_path / "two.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
 
 
@@ -360,12 +360,12 @@ import torch
 torch.set_num_threads(1)
 import unstride
 done = unstride.predict(sys.argv[1], sys.argv[2], sys.argv[3], recipe="default")
-print(json.dumps([done.pictures, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+print(json.dumps([done.images, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
 """
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_pictures_take_no_more_memory_than_a_few_thousand(nets, tmp_path):
+def test_a_hundred_thousand_images_take_no_more_memory_than_a_few_thousand(nets, tmp_path):
     data = png(photo(size=(16, 16)))
     peaks = {}
     for count in (4_000, 100_000):
@@ -380,6 +380,6 @@ def test_a_hundred_thousand_pictures_take_no_more_memory_than_a_few_thousand(net
             [sys.executable, "-c", MEASURED, *arguments],
             env=environment(), capture_output=True, text=True, timeout=3000, check=True,
         )  # fmt: skip
-        pictures, peaks[count] = json.loads(done.stdout)
-        assert pictures == count
+        images, peaks[count] = json.loads(done.stdout)
+        assert images == count
     assert peaks[100_000] < peaks[4_000] + 64 * 1024, peaks  # in KiB

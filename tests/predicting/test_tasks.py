@@ -26,13 +26,13 @@ def photos(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     for k in range(3):
         Image.fromarray(rng.integers(0, 256, (32, 40, 3), dtype=np.uint8)).save(folder / f"p{k}.png")
-    (folder / "p3.png").write_bytes(b"no picture")
+    (folder / "p3.png").write_bytes(b"no image")
     return folder
 
 
 def predicted(model: nn.Module, photos: Path, out: Path, task: str | None, **options: Any) -> list[dict[str, Any]]:
     done = unstride.predict(Loaded("mine", model, WHOLE), photos, out, task=task, recipe="flip", **options)
-    assert done.pictures == 4 and done.errors == 1 and 0 <= done.changed <= 1
+    assert done.images == 4 and done.errors == 1 and 0 <= done.changed <= 1
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 

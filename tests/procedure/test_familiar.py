@@ -1,4 +1,4 @@
-"""A network that never saw moved pictures is told from one that did, without labels."""
+"""A network that never saw moved images is told from one that did, without labels."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_large_batches_and_many_are_doubted_alike(monkeypatch):
     better = unstride.enhance(net, x[:1], task="classification")
     told = better.doubts(x[:40])
     assert told is not None and better.doubts(iter(x[:40].split(15))) == told
-    monkeypatch.setattr("unstride.engine.engine.TOGETHER", 1)  # one picture at a time
+    monkeypatch.setattr("unstride.engine.engine.TOGETHER", 1)  # one image at a time
     assert better.doubts(x[:40]) == told
 
 

@@ -56,7 +56,7 @@ def test_numbers_are_averaged_or_their_median_is_taken() -> None:
 
 
 def test_maps_are_compared_where_they_lie() -> None:
-    """Of two looks the second lies one column beyond: where both see the picture they agree to the last digit."""
+    """Of two looks the second lies one column beyond: where both see the image they agree to the last digit."""
     ramp = torch.arange(6.0).expand(4, 6)
     moved = ramp + 1
     agreement, spread = TASKS["dense"].compare([ramp, moved], ramp, [(0, 0), (0, 1)])

@@ -118,7 +118,7 @@ def to_mean(between: float) -> float:
     return ((1 + between) / 2) ** 0.5
 
 
-def test_one_number_for_each_picture() -> None:
+def test_one_number_for_each_image() -> None:
     class Age(SmallNet):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[:, 0]

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 import unstride
 from unstride.enhanced import Enhanced, load
 from unstride.errors import ArtefactError, InputError, OptionError
-from unstride.jobs.artefacts import write_artefact
 from unstride.procedure.aggregate import Attention
+from unstride.storage.artefacts import write_artefact
 from unstride.views.images import Preprocess
 
 

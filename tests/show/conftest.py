@@ -1,4 +1,4 @@
-"""Pictures whose text can be read."""
+"""Images whose text can be read."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pictures of a classification hold what the prediction says; networks of every shape of state can be drawn."""
+"""Images of a classification hold what the prediction says; networks of every shape of state can be drawn."""
 
 import pytest
 import torch

@@ -18,9 +18,9 @@ import unstride
 from unstride.show.html import (
     Block,
     Facts,
+    Figure,
     Measured,
     Note,
-    Picture,
     Section,
     Table,
     Text,
@@ -48,7 +48,7 @@ def page() -> str:
         Facts(((EVIL, EVIL),)),
         Table((EVIL, "n"), ((EVIL, "1.5 %"),), EVIL, frozenset({0})),
         *charts("accuracy", MEASURED, EVIL),
-        Picture(as_png(dot), EVIL, EVIL),
+        Figure(as_png(dot), EVIL, EVIL),
         Thumbnails((Thumbnail(dot, EVIL, "corrected"), Thumbnail(dot, "b", "corrupted")), EVIL),
     )
     return render_report(EVIL, [Section(EVIL, blocks)], EVIL)
@@ -150,9 +150,9 @@ def test_the_layer_table_says_what_inspect_found() -> None:
     assert table.rows[0][1:3] == ("2", "8") and table.caption.endswith("at 16.")
 
 
-def test_a_picture_of_an_unknown_kind_is_refused() -> None:
+def test_an_image_of_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="wanted PNG"):
-        render_report("t", [Section("s", (Picture(b"GIF89a", "a"),))])
+        render_report("t", [Section("s", (Figure(b"GIF89a", "a"),))])
 
 
 @pytest.mark.browser
@@ -173,5 +173,5 @@ def test_a_browser_shows_it_wide_narrow_and_dark(tmp_path: Path) -> None:
     dark = shot("dark", "1200,900", "--blink-settings=preferredColorScheme=0")
     assert wide.getpixel((5, 5)) == narrow.getpixel((5, 5)) == (255, 255, 255)
     assert sum(dark.getpixel((5, 5))) < 120  # type: ignore[arg-type]
-    for picture in (wide, narrow, dark):
-        assert len(picture.getcolors(10**6) or ()) > 100  # text, lines, bands: something is drawn
+    for image in (wide, narrow, dark):
+        assert len(image.getcolors(10**6) or ()) > 100  # text, lines, bands: something is drawn

@@ -1,4 +1,4 @@
-"""Pictures of depth, features and neighbours: what is drawn is what was computed."""
+"""Images of depth, features and neighbours: what is drawn is what was computed."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def titles(figure: object) -> list[str]:
 def test_a_depth_map_with_its_spread(tmp_path: Path) -> None:
     p = unstride.enhance(seeded(SmallDepth()), IMAGES, task="depth").explain(IMAGES)[0]
     figure = show.plot_map(PHOTO, p, "a room")
-    assert titles(figure) == ["picture", "plain", "enhanced", "spread of 2 looks"]
+    assert titles(figure) == ["image", "plain", "enhanced", "spread of 2 looks"]
     plain, final, spread = (figure.axes[k].images[0] for k in (1, 2, 3))
     assert plain.get_clim() == final.get_clim()  # one scale: what looks nearer is nearer
     np.testing.assert_allclose(np.asarray(final.get_array()), p.logits.numpy(), rtol=1e-6)
@@ -48,7 +48,7 @@ def test_features_plain_and_finer() -> None:
     better = unstride.enhance(seeded(SmallNet()), IMAGES, task="features")
     maps = {"plain": better.features(IMAGES)[0], "finer": better.features(IMAGES, finer=2)[0]}
     figure = show.plot_features(PHOTO, maps)
-    assert titles(figure) == ["picture", "plain, 2 x 2", "finer, 4 x 4"]
+    assert titles(figure) == ["image", "plain, 2 x 2", "finer, 4 x 4"]
     assert titles(show.plot_map(PHOTO, better.explain(IMAGES)[0]))[-1] == "spread of 4 looks"
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a segmentation hold what the prediction says; classes can be told apart."""
+"""Images of a segmentation hold what the prediction says; classes can be told apart."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_classes_are_told_apart_without_colour(light: int) -> None:
     assert (shown[:, 13] == shown[:, 14]).all()  # none inside a class
 
 
-def test_a_strip_shows_what_changed_and_shrinks_large_pictures() -> None:
+def test_a_strip_shows_what_changed_and_shrinks_large_images() -> None:
     truth = np.array([[1, 1, 0, 255]])
     plain, better = np.array([[0, 1, 0, 0]]), np.array([[1, 0, 0, 1]])
     made = np.asarray(strip(Image.new("L", (4, 1), 80), [truth, plain, better], ("background", "a"), 2))
@@ -56,12 +56,12 @@ def test_a_strip_shows_what_changed_and_shrinks_large_pictures() -> None:
     assert strip(Image.new("RGB", (900, 600)), large, (), 2).size == (5 * TILE + 12, TILE * 2 // 3)
 
 
-def test_large_classes_are_named_in_the_picture() -> None:
+def test_large_classes_are_named_in_the_image() -> None:
     logits = torch.zeros(1, 3, 20, 20)
     logits[0, 1, :, 10:], logits[0, 2, 0, 0] = 5.0, 9.0
     p = prediction(logits, [State.zero(1)], torch.zeros(20, 20))
     figure = plot_segmentation(Image.new("RGB", (20, 20)), p, ("background", "tree", "dot"))
     names = [text.get_text() for axes in figure.axes for text in axes.texts]
     assert names.count("tree") == 3  # plain, enhanced, legend
-    assert names.count("dot") == 1  # too small a part of the picture
+    assert names.count("dot") == 1  # too small a part of the image
     assert names.count("background") == 1

@@ -46,7 +46,7 @@ def facts(data: dict[str, Any]) -> dict[str, str]:
     return {name: value for value, name in data["facts"]}
 
 
-def is_a_picture(data: str) -> bool:
+def is_an_image(data: str) -> bool:
     image = Image.open(io.BytesIO(base64.b64decode(data.removeprefix("data:image/png;base64,"))))
     return image.width > 800 and len(np.unique(np.asarray(image.convert("L")))) > 50
 
@@ -62,7 +62,7 @@ def test_a_depth_map_with_its_spread(tmp_path: Path, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(p.plain, plain)
     torch.testing.assert_close(p.logits, (plain + flipped) / 2)
     torch.testing.assert_close(p.spread, torch.stack([plain, flipped]).std(0, correction=0))
-    assert is_a_picture(data["figure"])
+    assert is_an_image(data["figure"])
     assert data["headline"].startswith("mean ")
     assert facts(data)["looks"] == "2" and facts(data)["cost: MACs of a plain forward"] == "2.0x"
     assert [layer["rate"] for layer in data["layers"]["layers"]] == [[2, 2], [2, 2]]
@@ -80,7 +80,7 @@ def test_features_plain_and_stitched_lie_on_one_grid(tmp_path: Path, monkeypatch
     torch.testing.assert_close(maps["stitched"], better.features([image], finer=4)[0])
     assert maps["stitched"].shape == maps["4 looks"].shape == (8, 32, 32)
     assert data["headline"] == "8x8 cells become 32x32"
-    assert is_a_picture(data["figure"])
+    assert is_an_image(data["figure"])
     _, alone = ready(tmp_path, "net", "features", "plain")
     drawn(loaded, alone, Sample("mine", image))
     assert list(seen[1][1]) == ["plain, bilinear", "stitched"]
@@ -99,7 +99,7 @@ def test_the_nearest_by_cosine_before_and_after(tmp_path: Path, monkeypatch: pyt
         right = [others[k].truth == 1 for k in order]
         assert seen[0][3][row - 1] == right
         assert facts(data)[f"of its class, {('plain', 'enhanced')[row - 1]}"] == f"{sum(right)} of 6"
-    assert is_a_picture(data["figure"])
+    assert is_an_image(data["figure"])
     with pytest.raises(InputError, match="no neighbours"):
         drawn(loaded, better, Sample("mine", photo(2)))
 
@@ -107,11 +107,11 @@ def test_the_nearest_by_cosine_before_and_after(tmp_path: Path, monkeypatch: pyt
 def test_uploads_are_neighbours_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     studio = Studio(f"{write_nets(tmp_path)}:tower")
     first = told(studio.look("0", png(photo(60))))
-    again = told(studio.look("0", first["picture"]))
+    again = told(studio.look("0", first["image"]))
     assert again == first
     told(studio.look("0", png(photo(61))))
-    more = told(studio.look("0", first["picture"]))
-    near = [int(facts(d)["pictures to be near to"]) for d in (first, more)]
+    more = told(studio.look("0", first["image"]))
+    near = [int(facts(d)["images to be near to"]) for d in (first, more)]
     assert near[1] == near[0] + 1
 
 
@@ -131,5 +131,5 @@ def test_neighbours_of_garments_are_on_offer() -> None:
     studio = Studio()
     key = next(k for k, choice in studio.choices.items() if choice.spec == "sample-neighbours")
     data = told(studio.look(key, "0", "flip"))
-    assert facts(data)["pictures to be near to"] in ("59", "60")  # never the picture itself
+    assert facts(data)["images to be near to"] in ("59", "60")  # never the image itself
     assert "of its class, enhanced" in facts(data)

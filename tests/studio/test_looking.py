@@ -143,7 +143,7 @@ def test_a_large_photograph_is_made_smaller_for_a_segmenter_of_any_size(
 
 @pytest.mark.parametrize("name", ["net", "segmenter"])
 def test_a_recipe_of_looks_is_shown_look_by_look(name: str, tmp_path: Path) -> None:
-    """The last look's answer is the recipe's own, from the picture itself; before it, that of a recipe with fewer."""
+    """The last look's answer is the recipe's own, from the image itself; before it, that of a recipe with fewer."""
     loaded = models.load(f"{write_nets(tmp_path)}:{name}")
     image = photo(2, (72, 80))
     x = loaded.preprocess(image)[None]
@@ -179,7 +179,7 @@ def gated(tmp_path: Path, below: float, by: str = "margin") -> tuple[dict[str, A
 
 
 @pytest.mark.parametrize("by", ["margin", "probability", "entropy"])
-def test_a_gate_is_open_or_closed_as_it_was_for_this_picture(by: str, tmp_path: Path) -> None:
+def test_a_gate_is_open_or_closed_as_it_was_for_this_image(by: str, tmp_path: Path) -> None:
     data, p = gated(tmp_path, 1.0, by)
     sure = float(sureness(p.plain[None], by))
     first, mirror, more = data["story"]
@@ -204,7 +204,7 @@ def test_a_gate_is_open_or_closed_as_it_was_for_this_picture(by: str, tmp_path: 
 def test_each_look_comes_with_what_it_sees_and_the_truth(tmp_path: Path) -> None:
     data, _ = gated(tmp_path, 1.0)
     assert data["truth"] == "blue"
-    plain, mirror = (picture(data["states"][k]["seen"]) for k in (0, 1))
+    plain, mirror = (image(data["states"][k]["seen"]) for k in (0, 1))
     assert (plain == mirror[:, ::-1]).all()
     assert (plain != mirror).any()
     assert [s["size"] for s in data["states"][:2]] == [[32, 32], [32, 32]]
@@ -222,7 +222,7 @@ def test_a_photograph_may_have_several_right_answers_or_none_here(
     assert data["accepted"] == ([] if truth is None else list(accepted))
 
 
-def picture(data: str) -> np.ndarray:
+def image(data: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2]))))
 
 

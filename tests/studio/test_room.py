@@ -24,7 +24,7 @@ def told(answer: bytes) -> dict:
     return json.loads(gzip.decompress(answer))
 
 
-def test_the_given_model_comes_first_with_pictures_to_try(studio: Studio) -> None:
+def test_the_given_model_comes_first_with_images_to_try(studio: Studio) -> None:
     catalogue = told(studio.catalogue())
     specs = [m["spec"] for m in catalogue["models"]]
     assert specs[0] == "nets.py:net"  # where the file lies is nobody's business
@@ -34,7 +34,7 @@ def test_the_given_model_comes_first_with_pictures_to_try(studio: Studio) -> Non
         assert all(s["data"].startswith("data:image/png;base64,") for s in model["samples"])
 
 
-def test_a_picture_is_computed_once(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_is_computed_once(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
     first = studio.look("0", png(photo(7)))
     monkeypatch.setattr(room, "look", lambda *_: pytest.fail("computed again"))
     assert studio.look("0", png(photo(7))) is first
@@ -133,8 +133,8 @@ def test_a_link_opens_an_upload_while_it_is_remembered(studio: Studio, monkeypat
     monkeypatch.setattr(room, "look", lambda *_: {})
     first, second = png(photo(50)), png(photo(51))
     monkeypatch.setattr(room, "UPLOADS", max(len(first), len(second)))
-    name = told(studio.look("0", first))["picture"]
-    assert told(studio.look("0", name, "flip"))["picture"] == name
+    name = told(studio.look("0", first))["image"]
+    assert told(studio.look("0", name, "flip"))["image"] == name
     studio.look("0", second)
     with pytest.raises(InputError, match="choose it again"):
         studio.look("0", name, "plain")

@@ -84,7 +84,7 @@ def test_a_sample_and_an_upload_are_looked_at(server: StudioServer) -> None:
     assert status == 200
     first = json.loads(content)
     assert first["image"]["width"] == 32
-    _, _, content = ask(server, "POST", f"/api/look?model=0&sample={first['picture']}&recipe=flip", b"")
+    _, _, content = ask(server, "POST", f"/api/look?model=0&sample={first['image']}&recipe=flip", b"")
     assert json.loads(content)["image"] == first["image"]  # a link to an own photograph, with another recipe
     assert ask(server, "GET", "/api/layers?model=0")[0] == 200
 

@@ -20,13 +20,13 @@ def finished(ask: Any, seconds: float = 300) -> dict[str, Any]:
     end = time.monotonic() + seconds
     while (now := ask())["state"] == "running":
         assert time.monotonic() < end
-        assert 0 <= now["seen"] <= now["pictures"]
+        assert 0 <= now["seen"] <= now["images"]
         time.sleep(0.05)
     return now
 
 
 def test_what_tuning_finds_can_be_picked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuner, "PICTURES", 40)
+    monkeypatch.setattr(tuner, "IMAGES", 40)
     studio = Studio("sample")
     assert "tuned" not in studio.recipes("0")
     assert told(studio.tune("0"))["state"] == "idle"
@@ -46,11 +46,11 @@ def test_what_tuning_finds_can_be_picked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_fails_is_said_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
-        raise DataError("no pictures here")
+        raise DataError("no images here")
 
     monkeypatch.setattr(tuner, "tune", broken)
     made, loaded = tuner.Tuner(), models.load("sample")
     for _ in range(2):
         made.start(loaded)
-        assert finished(made.told)["error"] == "no pictures here"
+        assert finished(made.told)["error"] == "no images here"
     assert made.recipe is None

@@ -28,7 +28,7 @@ def segmenter() -> nn.Module:
 
 
 def images(n: int = 4, size: int = 32) -> torch.Tensor:
-    """Normalised pictures with exact 8-bit values."""
+    """Normalised images with exact 8-bit values."""
     pixels = torch.randint(0, 256, (n, 3, size, size), generator=torch.Generator().manual_seed(1)).float() / 255
     return F.normalize(pixels, list(MEAN), list(STD))
 
@@ -53,7 +53,7 @@ def test_streaming_is_stacking(policy: str, method) -> None:
     assert torch.allclose(net(x), merge(stacked, method), atol=1e-6)
 
 
-def test_views_are_made_of_the_picture_not_of_the_normalised_tensor() -> None:
+def test_views_are_made_of_the_image_not_of_the_normalised_tensor() -> None:
     x = images()
     net = tta(classifier(), "expanded", "mean", 132)
     pixels = x * torch.tensor(STD).reshape(3, 1, 1) + torch.tensor(MEAN).reshape(3, 1, 1)

@@ -15,7 +15,7 @@ from unstride.tuning.simulate import simulate
 
 @pytest.mark.parametrize("by", SCORES)
 def test_coverage_is_what_theory_says(by):
-    """Over many draws of 199 pictures the coverage on others has the mean and the spread of its Beta distribution."""
+    """Over many draws of 199 images the coverage on others has the mean and the spread of its Beta distribution."""
     pool = made_up(6000, 0, 0.4, noise=3.0)
     strange = scores(simulate(pool, stages_of(choose(pool.rows(range(400)), UNITS, 2.0), pool)).logits[400:], by)
     labels = pool.labels[400:]
@@ -65,7 +65,7 @@ def test_the_whole_way_on_the_sample(tmp_path):
         "sample", "sample", cost=1.5, pool="small", limit=120, paper=False, frontier=False, cache_dir=tmp_path
     )
     sets = tuned.conformal(alpha=0.2)
-    assert sets.pictures == 60 and sets.coverage[0] < 0.8 < sets.coverage[1]
+    assert sets.images == 60 and sets.coverage[0] < 0.8 < sets.coverage[1]
     assert [s.name for s in sets.sized] == ["plain", "flip", "tuned"] and "0.8" in str(sets)
     loaded = unstride.models.load("sample")
     data = unstride.data.load("sample", loaded.preprocess, limit=200)

@@ -1,4 +1,4 @@
-"""What is kept of a run goes with its pictures and how they are prepared; few pictures set no temperature."""
+"""What is kept of a run goes with its images and how they are prepared; few images set no temperature."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ def test_the_same_pixels_in_another_crop_are_looked_at_again(tmp_path: Path) -> 
         assert torch.equal(kept, fresh)
 
 
-def test_pictures_that_are_prepared_otherwise_are_looked_at_again(tmp_path: Path) -> None:
+def test_images_that_are_prepared_otherwise_are_looked_at_again(tmp_path: Path) -> None:
     loaded = unstride.models.load("sample")
     other = dataclasses.replace(loaded.preprocess, mean=tuple(m + 0.2 for m in loaded.preprocess.mean))
     plain = []
@@ -47,7 +47,7 @@ def test_pictures_that_are_prepared_otherwise_are_looked_at_again(tmp_path: Path
     assert not torch.allclose(*plain)
 
 
-def test_few_pictures_that_are_all_right_set_no_temperature() -> None:
+def test_few_images_that_are_all_right_set_no_temperature() -> None:
     """Their likeliest temperature is as low as it goes, and makes the first mistake cost dear."""
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(5, (2000,), generator=g)
@@ -58,7 +58,7 @@ def test_few_pictures_that_are_all_right_set_no_temperature() -> None:
     assert kept == 1.0 or nll(logits, labels, kept).mean() < nll(logits, labels).mean() + 0.01
 
 
-def test_many_pictures_of_a_loud_network_set_one() -> None:
+def test_many_images_of_a_loud_network_set_one() -> None:
     g = torch.Generator().manual_seed(0)
     labels = torch.randint(5, (500,), generator=g)
     logits = 3 * (torch.nn.functional.one_hot(labels, 5) * 1.5 + torch.randn(500, 5, generator=g))
@@ -71,7 +71,7 @@ def test_whole_numbers_of_any_width_are_labels() -> None:
     assert tuned(model, [(x, y.int())], None).lines[0].value == tuned(model, [(x, y)], None).lines[0].value
 
 
-def test_masks_of_another_shape_than_their_pictures_are_refused() -> None:
+def test_masks_of_another_shape_than_their_images_are_refused() -> None:
     model = torch.nn.Conv2d(1, 3, 3, padding=1).eval()
     images, masks = torch.rand(12, 1, 32, 32), torch.zeros(12, 16, 32, dtype=torch.long)
     with pytest.raises(DataError, match=r"masks of \(16, 32\) are no maps of images of \(32, 32\)"):

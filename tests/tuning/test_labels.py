@@ -64,7 +64,7 @@ def masks(root: Path, count: int, odd: int | None = None) -> str:
     return f"masks:{root}"
 
 
-def pictures(count: int = 32) -> Tensor:
+def images(count: int = 32) -> Tensor:
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -94,7 +94,7 @@ def test_a_row_with_a_class_too_many(tmp_path, no_look):
 @pytest.mark.parametrize("job", [unstride.tune, unstride.evaluate])
 def test_batches_with_classes_that_the_model_does_not_have(first, job, no_look):
     labels = torch.arange(32) % 6 + first
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(pictures(), labels), batch_size=4)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images(), labels), batch_size=4)
     wrong = labels.tolist().index(6 if first > 0 else -1)
     with pytest.raises(DataError, match=rf"image {wrong}: its label is {labels[wrong]}; wanted 0 to 5"):
         job(tiny.net(), loader)
@@ -102,7 +102,7 @@ def test_batches_with_classes_that_the_model_does_not_have(first, job, no_look):
 
 def test_a_loader_is_read_no_further_than_the_label(no_look):
     def batches():
-        yield pictures(8), torch.full((8,), 9)
+        yield images(8), torch.full((8,), 9)
         pytest.fail("it reads on")
 
     with pytest.raises(DataError, match="image 0: its label is 9"):
@@ -120,9 +120,9 @@ def test_masks_with_classes_that_the_model_does_not_have(tmp_path, no_look):
     values = torch.zeros(12, 16, 16, dtype=torch.long)
     values[7, 3, 3], values[7, 3, 4], values[8] = 6, 9, 255
     with pytest.raises(DataError, match=r"image 7: its mask holds class \[6, 9\]; wanted 0 to 5, or 255"):
-        unstride.tune(tiny.net(maps=True), [(pictures(12), values)], task="segmentation")
+        unstride.tune(tiny.net(maps=True), [(images(12), values)], task="segmentation")
     with pytest.raises(DataError, match=r"image 7: its mask holds class \[6, 9\]; wanted 0 to 5, or 255"):
-        unstride.evaluate(tiny.net(maps=True), [(pictures(12), values)])
+        unstride.evaluate(tiny.net(maps=True), [(images(12), values)])
     data = unstride.data.load(masks(tmp_path, 12, odd=3), tiny.PREPROCESS)
     name = data[[item.id for item in data].index("images/3.png")].id
     with pytest.raises(DataError, match=rf"{name}: its mask holds class \[7\]"):
@@ -132,12 +132,12 @@ def test_masks_with_classes_that_the_model_does_not_have(tmp_path, no_look):
 @pytest.mark.parametrize(("task", "what"), [("multilabel", "labels"), ("regression", "numbers")])
 def test_as_many_labels_or_numbers_as_the_model_gives(task, what, no_look):
     with pytest.raises(DataError, match=rf"4 {what} for a model that gives \(6,\)"):
-        unstride.tune(tiny.net(), [(pictures(), torch.ones(32, 4))], task=task)
+        unstride.tune(tiny.net(), [(images(), torch.ones(32, 4))], task=task)
 
 
 def test_embeddings_need_several_classes(no_look):
     with pytest.raises(DataError, match="no neighbour"):
-        unstride.tune(tiny.net(), [(pictures(), torch.zeros(32, dtype=torch.long))], task="embedding")
+        unstride.tune(tiny.net(), [(images(), torch.zeros(32, dtype=torch.long))], task="embedding")
 
 
 @pytest.mark.parametrize(("task", "least"), [(None, 30), ("segmentation", 10), ("depth", 10)])
@@ -145,16 +145,16 @@ def test_too_few_are_refused_before_the_looking(task, least, no_look):
     shape = () if task is None else (16, 16)
     model = tiny.Deep().eval() if task == "depth" else tiny.net(maps=task is not None)
     labels = torch.ones(least - 1, *shape, dtype=torch.float if task == "depth" else torch.long)
-    with pytest.raises(DataError, match=f"{least - 1} labelled pictures are too few .* at least {least}"):
-        unstride.tune(model, [(pictures(least - 1), labels)], task=task)
+    with pytest.raises(DataError, match=f"{least - 1} labelled images are too few .* at least {least}"):
+        unstride.tune(model, [(images(least - 1), labels)], task=task)
 
 
 def test_a_limit_holds_for_a_loaded_data_set_and_is_refused_for_batches(tmp_path, no_look):
     data = unstride.data.load(table(tmp_path, [k % 6 for k in range(36)]), tiny.PREPROCESS, classes=6)
-    with pytest.raises(DataError, match="12 labelled pictures are too few"):
+    with pytest.raises(DataError, match="12 labelled images are too few"):
         unstride.tune(tiny.net(), data, limit=12)
     with pytest.raises(OptionError, match="limit"):
-        unstride.tune(tiny.net(), [(pictures(), torch.zeros(32, dtype=torch.long))], limit=12)
+        unstride.tune(tiny.net(), [(images(), torch.zeros(32, dtype=torch.long))], limit=12)
 
 
 # ------------------------------------------------------------------------------------------------------ told
@@ -171,7 +171,7 @@ def test_what_the_labels_mean_and_that_they_are_doubtful(tmp_path):
 
 
 def test_nothing_is_doubted_where_the_labels_fit():
-    x = pictures(36)
+    x = images(36)
     labels = tiny.net()(x).argmax(1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnstrideWarning)
@@ -180,7 +180,7 @@ def test_nothing_is_doubted_where_the_labels_fit():
 
 @pytest.mark.parametrize("task", ["segmentation", "embedding"])
 def test_doubts_in_other_tasks(task, capsys):
-    x, g = pictures(32), torch.Generator().manual_seed(1)
+    x, g = images(32), torch.Generator().manual_seed(1)
     labels = torch.randint(6, (32, 16, 16) if task == "segmentation" else (32,), generator=g)
     with pytest.warns(UnstrideWarning, match="no better than guessing"):
         unstride.tune(tiny.net(maps=task == "segmentation"), [(x, labels)], 1.1, task=task, progress=True, **ASK)
@@ -195,16 +195,16 @@ def test_random_weights_are_doubted(monkeypatch, tmp_path):
         unstride.tune(loaded, data, 1.1, **ASK)
 
 
-def test_a_picture_that_is_left_out_is_named_and_counted(tmp_path):
+def test_an_image_that_is_left_out_is_named_and_counted(tmp_path):
     done = run("tune", MAPS, "--data", masks(tmp_path, 11, odd=4), *QUICK, "--json", code=3)
     assert "left out: images/4.png" in done.stderr and "label values [7]" in done.stderr
     assert json.loads(done.stdout)["rows"]
-    with pytest.warns(LeftOut, match="images/4"), pytest.raises(DataError, match="9 labelled pictures are too few"):
+    with pytest.warns(LeftOut, match="images/4"), pytest.raises(DataError, match="9 labelled images are too few"):
         unstride.tune(MAPS, f"masks:{tmp_path}", limit=10)
 
 
 class Yes(nn.Module):
-    """One number for each picture: a yes where it is above 0."""
+    """One number for each image: a yes where it is above 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Yes(nn.Module):
 
 
 def test_one_number_is_a_yes_or_no():
-    x, model = pictures(40), Yes().eval()
+    x, model = images(40), Yes().eval()
     labels = (model(x)[:, 0] > 0).long()
     assert 5 < labels.sum() < 35
     tuned = unstride.tune(model, [(x, labels)], 1.1, **ASK)
@@ -236,7 +236,7 @@ def test_other_names_of_recipe_files_are_refused_first(name, tmp_path, monkeypat
 
 def test_an_assumed_task_points_to_the_option(tmp_path):
     drawn(tmp_path / "a.png", 0)
-    done = run("tune", NET, "--pictures", tmp_path, "--cost", 1.1)
+    done = run("tune", NET, "--images", tmp_path, "--cost", 1.1)
     assert "--task says otherwise" in done.stderr and "task=..." not in done.stderr
-    done = run("tune", NET, "--pictures", tmp_path, "--cost", 1.1, "--task", "classification")
+    done = run("tune", NET, "--images", tmp_path, "--cost", 1.1, "--task", "classification")
     assert "--task" not in done.stderr

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 import unstride
 from unstride.cli.main import app
 from unstride.errors import DataError, OptionError
-from unstride.jobs.distributed import world
 from unstride.procedure.gates import Gate
 from unstride.recipe import Recipe
+from unstride.storage.distributed import world
 from unstride.tuning.candidates import Unit
 from unstride.tuning.choose_pixels import Places, areas, choose_pixels, losses, stages_of
 from unstride.tuning.pixels import Pixels, Said, gather_pixels, scenes, simulate_pixels
@@ -51,7 +51,7 @@ def test_simulated_equals_run(tmp_path, monkeypatch):
 
 
 def made_up(count: int, helps: float, seed: int = 0, pixels: int = 200, classes: int = 4) -> Pixels:
-    """Looks that share most of their errors; each picture has its own difficulty."""
+    """Looks that share most of their errors; each image has its own difficulty."""
     g = torch.Generator().manual_seed(seed)
     said = []
     for _ in range(count):
@@ -86,7 +86,7 @@ def test_what_people_do_is_tried_whatever_the_greedy_order_is(monkeypatch):
 def test_areas_are_those_of_the_confusion():
     pool = made_up(3, 0.5)
     found = areas(pool, pool.p[0])
-    first = pool.picture == 0
+    first = pool.image == 0
     guess, truth = pool.p[0][first].argmax(1), pool.labels[first]
     assert found[0, 0, 2] == 4 * int(((guess == 2) & (truth == 2)).sum())
     assert found[0, 1, 2] == 4 * int((guess == 2).sum()) and found[0, 2, 2] == 4 * int((truth == 2).sum())
@@ -107,7 +107,7 @@ def test_the_whole_way(tmp_path):
     assert better.recipe.task == "segmentation" and better(images) is not None
 
 
-def test_large_pictures_in_windows():
+def test_large_images_in_windows():
     x, y = masked(1, 100, 150)
     found = list(scenes([(x, y)], x.new_zeros(()), window=64))
     assert len(found) == 6 and {tuple(s.mask.shape) for s in found} == {(64, 64)}

@@ -15,10 +15,10 @@ import unstride
 from unstride.cli.main import app
 from unstride.errors import DataError, InputError, OptionError
 from unstride.geometry.states import State
-from unstride.jobs.distributed import world
 from unstride.procedure.gates import Gate
 from unstride.procedure.looks import Look
 from unstride.recipe import Recipe
+from unstride.storage.distributed import world
 from unstride.tuning.candidates import Unit
 from unstride.tuning.certificate import in_sequence
 from unstride.tuning.choose import laid
@@ -35,7 +35,7 @@ UNITS = [Unit(parse_view("mirror")), Unit(parse_view("1.25x")), Unit(IDENTITY, "
 
 
 def labelled(task: str, count: int = 6, size: int = 32) -> tuple[nn.Module, Tensor, Tensor]:
-    """A tiny network, pictures, and labels that fit the task."""
+    """A tiny network, images, and labels that fit the task."""
     g = torch.Generator().manual_seed(3)
     x = torch.randn(count, 3, size, size, generator=g)
     labels = {
@@ -152,7 +152,7 @@ def test_what_is_promised_is_kept(better):
     ],
 )
 def test_the_table_names_its_metric(task, metric, beside, words, better, monkeypatch):
-    monkeypatch.setattr("unstride.proof.measures.DRAWS", 20)
+    monkeypatch.setattr("unstride.evaluation.measures.DRAWS", 20)
     tuned = judged(made_up(task, 500 if task == "embedding" else 150, 0, 2.0), better)
     head = tuned.table()[0]
     assert head[1:3] == (metric, beside) and words in str(tuned) and "use it" in tuned.verdict
@@ -166,8 +166,8 @@ def test_the_table_names_its_metric(task, metric, beside, words, better, monkeyp
     assert guarded.recipe.plain and "allows" in guarded.verdict
 
 
-def test_each_picture_is_judged_without_having_been_seen(better):
-    """A look that is right only by chance on these pictures promises nothing: its figures are from other folds."""
+def test_each_image_is_judged_without_having_been_seen(better):
+    """A look that is right only by chance on these images promises nothing: its figures are from other folds."""
     pool = made_up("regression", 60, 5, 1.0, worse=3.0)
     tuned = judged(pool, better)
     assert all(line.certificate.low <= 0 for line in tuned.lines)
@@ -212,7 +212,7 @@ def depth(root: Path) -> str:
 
 
 def twins(root: Path, pairs: bool) -> str:
-    """Each picture belongs to its mirror image, in a folder to several that are a little brighter each."""
+    """Each image belongs to its mirror image, in a folder to several that are a little brighter each."""
     images, rows = drawn(root, 40 if pairs else 12), ["query,match"]
     for k, image in enumerate(images):
         folder = root if pairs else root / f"c{k:02d}"
@@ -245,7 +245,7 @@ def run(*arguments: object) -> str:
 )
 def test_a_tuned_recipe_walks_through(kind, task, key, best, tmp_path, monkeypatch):
     """The labels are what a mirror makes right: tune finds it, the file runs in evaluate and predict for the task."""
-    monkeypatch.setattr("unstride.proof.measures.DRAWS", 20)
+    monkeypatch.setattr("unstride.evaluation.measures.DRAWS", 20)
     name = {"labels": lambda: table(tmp_path, task), "values": lambda: table(tmp_path, task)}
     name |= {"depth": lambda: depth(tmp_path), "folder": lambda: twins(tmp_path, False)}
     data = (name | {"pairs": lambda: twins(tmp_path, True)})[kind]()
@@ -264,8 +264,8 @@ def test_a_tuned_recipe_walks_through(kind, task, key, best, tmp_path, monkeypat
     assert f"{metric}{'' if key == 'rmse' else ' %'}, plain" in page.read_text()
     assert tuned["rows"][0][metric] == pytest.approx(plain["metrics"][key], rel=1e-4)  # what evaluate measures
     assert ours["macs"] == pytest.approx(asked["cost"], abs=0.01)
-    picture = next(p for p in tmp_path.rglob("*.png"))
-    run("predict", spec, picture, "--task", task, "--recipe", out, "--out", tmp_path / "answers.jsonl")
+    image = next(p for p in tmp_path.rglob("*.png"))
+    run("predict", spec, image, "--task", task, "--recipe", out, "--out", tmp_path / "answers.jsonl")
     assert (tmp_path / "answers.jsonl").read_text().count("\n") == 1
 
 

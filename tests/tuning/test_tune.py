@@ -1,4 +1,4 @@
-"""Tuning: what it promises holds on pictures it has not seen, and it may answer "plain"."""
+"""Tuning: what it promises holds on images it has not seen, and it may answer "plain"."""
 
 import dataclasses
 import re
@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 
 import unstride
 from unstride.errors import DataError, InputError, NotProved, OptionError, UnstrideWarning
+from unstride.evaluation.loop import _same_data
 from unstride.geometry.states import State
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.looks import Look
-from unstride.proof.loop import _same_data
 from unstride.recipe import Recipe, get
 from unstride.tuning.candidates import Unit
 from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, verdict
@@ -156,7 +156,7 @@ def test_the_whole_way_on_the_sample(tuned, tmp_path):
     asked = tuned.lines[tuned.at].certificate
     assert tuned.certificate == (asked.of_plain() if len(tuned.recipe.stages) < 2 else asked)
     assert tuned.recipe.plain or tuned.recipe == tuned.frontier[1.5]
-    assert "over your network's own forward of the same 64 pictures together" in text
+    assert "over your network's own forward of the same 64 images together" in text
     assert [line.time is None for line in tuned.lines[tuned.at :]] == [False] + 4 * [True]  # dearer than was asked for
     path = tuned.save(tmp_path / "tuned.toml")
     loaded = unstride.models.load("sample")
@@ -203,7 +203,7 @@ def test_what_surely_lost_elsewhere_is_not_handed_out():
     assert told.startswith("leave it alone") and told.endswith("its temperature was set to 1.3")
 
 
-def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
+def test_a_file_says_what_was_proved_and_by_which_images(tuned, tmp_path):
     loaded, stages = unstride.models.load("sample"), (Stage(), Stage((parse_view("mirror"),), gate=Gate(below=0.5)))
     guess = dataclasses.replace(
         tuned, recipe=Recipe("tuned", stages=stages), certificate=certify(5, 4, 120), verdict="not proved: ..."
@@ -211,7 +211,7 @@ def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
     path = guess.save(tmp_path / "guess.toml")
     with pytest.warns(NotProved, match=r"guess\.toml: not proved"):
         unstride.enhance(loaded.model, loaded.example(), recipe=path)
-    with pytest.warns(UnstrideWarning, match="was tuned on pictures of sample"):
+    with pytest.warns(UnstrideWarning, match="was tuned on images of sample"):
         unstride.evaluate("sample", "sample", limit=8, recipe=path)
     assert _same_data("folder:a/b", "folder:a/./b/") and not _same_data("folder:a", "csv:a")
     sure = dataclasses.replace(guess, certificate=certify(30, 4, 120), verdict="use it: ...")
@@ -220,14 +220,14 @@ def test_a_file_says_what_was_proved_and_by_which_pictures(tuned, tmp_path):
         unstride.load(sure.save(tmp_path / "sure.toml"), loaded.model)
 
 
-def test_one_picture_that_is_not_finite_is_named():
+def test_one_image_that_is_not_finite_is_named():
     images, labels = noise(60)
     images[41, 0, 3, 3] = torch.nan
     with pytest.raises(DataError, match=r"image 41: the network's answer is not finite"):
         unstride.tune(small(), [(images[:30], labels[:30]), (images[30:], labels[30:])], 1.5, paper=False)
 
 
-def test_larger_views_may_have_more_layers_than_the_picture():
+def test_larger_views_may_have_more_layers_than_the_image():
     """Of 32 px nothing is left to subsample at the last stride; of 36 px there is."""
     net = nn.Sequential(
         *(nn.Conv2d(4 if k else 3, 4, 3, 2, 1) for k in range(5)), nn.AdaptiveAvgPool2d(1), nn.Flatten()

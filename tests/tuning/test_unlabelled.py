@@ -1,4 +1,4 @@
-"""Gates from pictures alone: for a mean cost, of pictures or of their tiles, and nothing is promised."""
+"""Gates from images alone: for a mean cost, of images or of their tiles, and nothing is promised."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from unstride.views.images import Preprocess, open_image
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
-    """Pictures of two sizes, one of which cannot be read."""
+    """Images of two sizes, one of which cannot be read."""
     folder = tmp_path_factory.mktemp("scenes")
-    for i, picture in enumerate(segmentation_sample(6)[0]):
-        wide = np.tile(picture, (3, 4)) if i % 2 else np.tile(picture, (3, 3))
+    for i, image in enumerate(segmentation_sample(6)[0]):
+        wide = np.tile(image, (3, 4)) if i % 2 else np.tile(image, (3, 3))
         Image.fromarray(wide).save(folder / f"{i}.png")
-    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "broken.png").write_bytes(b"no image")
     return folder
 
 
@@ -30,7 +30,7 @@ def test_tiles_are_set_for_a_mean_cost(scenes):
         found = settle(models.load("sample-segmentation"), [scenes], cost=1.5)
     assert len(told) == 1  # though it is read twice
     gate = found.recipe.stages[1].gate
-    assert gate.tile == 32 and gate.below > 0 and found.calibration.pictures == 6
+    assert gate.tile == 32 and gate.below > 0 and found.calibration.images == 6
     assert 1.2 < found.calibration.cost <= 1.5 and 0 < found.changed < 0.5
     costs, changed, count = [], 0, 0
     for path in sorted(scenes.glob("?.png")):
@@ -46,9 +46,9 @@ def test_tiles_are_set_for_a_mean_cost(scenes):
     assert "of the pixels change" in str(found) and "Nothing was proved" in str(found)
 
 
-def test_pictures_are_set_for_a_mean_cost(tmp_path):
-    for i, picture in enumerate(classification_sample(40)[0]):
-        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+def test_images_are_set_for_a_mean_cost(tmp_path):
+    for i, image in enumerate(classification_sample(40)[0]):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
     found = settle(models.load("sample"), [tmp_path], cost=1.25)
     assert found.calibration.cost == pytest.approx(1.25, abs=0.03) and found.recipe.stages[1].gate.tile is None
     assert "of the answers change" in str(found)
@@ -61,13 +61,13 @@ def test_what_has_no_gates_is_refused_with_what_to_do(tmp_path):
         settle(models.load("sample"), [tmp_path], cost=1.5, task="regression")
 
 
-def test_no_picture_is_an_error(tmp_path):
+def test_no_image_is_an_error(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.warns(LeftOut), pytest.raises(DataError, match="no picture could be read"):
+    with pytest.warns(LeftOut), pytest.raises(DataError, match="no image could be read"):
         settle(models.load("sample"), [tmp_path], cost=1.5)
 
 
-def test_an_album_gives_pictures_of_one_size_together(scenes):
+def test_an_album_gives_images_of_one_size_together(scenes):
     album = Album(sorted(scenes.glob("?.png")), models.load("sample-segmentation").preprocess)
     assert [len(batch) for batch in album] == [1] * 6 == [len(batch) for batch in album]
     assert [len(batch) for batch in Album(album.paths[::2] * 5, album.preprocess)] == [8, 7]
@@ -79,8 +79,8 @@ def test_changed_answers_are_those_of_the_task(task, outputs, tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.AdaptiveAvgPool2d((1, 2)), nn.Flatten(), nn.Linear(8, outputs))
     noise = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), np.uint8)
-    for i, picture in enumerate(noise):
-        Image.fromarray(picture).save(tmp_path / f"{i:02}.png")
+    for i, image in enumerate(noise):
+        Image.fromarray(image).save(tmp_path / f"{i:02}.png")
     prepare = Preprocess(None, None, (0.5,) * 3, (0.5,) * 3)
     with torch.no_grad():
         seen = torch.stack([prepare(Image.fromarray(p)) for p in noise])
@@ -100,6 +100,6 @@ def test_a_list_of_batches_calibrates_as_one():
         better = unstride.enhance(models.load("sample").model, x[:1], task="classification")
         costs.append((better.calibrate(given, cost=1.5).cost, better.recipe.stages[1].gate.below))
     assert costs[0] == costs[1] == costs[2]
-    with pytest.raises(OptionError, match="what every picture takes costs 1 "):
+    with pytest.raises(OptionError, match="what every image takes costs 1 "):
         better.calibrate(x, cost=0.9)
     assert better.calibrate(x, cost=1.0).stages[1].gate.below == 0.0

@@ -6,13 +6,13 @@ import torch
 from PIL import Image
 
 from unstride.errors import InputError, OptionError
-from unstride.views.canvas import Canvas, Pictures, as_source, place
+from unstride.views.canvas import Canvas, PILImages, as_source, place
 from unstride.views.images import Preprocess
 from unstride.views.policies import IDENTITY, parse_view
 
 
 @pytest.fixture(scope="module")
-def picture() -> Image.Image:
+def image() -> Image.Image:
     small = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((640, 480), Image.Resampling.BICUBIC)
 
@@ -20,22 +20,22 @@ def picture() -> Image.Image:
 @pytest.mark.parametrize(
     "preprocess", [Preprocess(), Preprocess(resize=None, crop=None), Preprocess(resize=(64, 48), crop=None)]
 )
-def test_the_plain_view_is_the_preprocessing(picture, preprocess):
-    pictures = Pictures([picture], preprocess)
-    assert torch.equal(pictures.see(IDENTITY)[0], preprocess(picture))
-    assert pictures.size == tuple(preprocess(picture).shape[1:])
-    assert torch.equal(pictures.see(parse_view("mirror"))[0], preprocess(picture).flip(-1))
+def test_the_plain_view_is_the_preprocessing(image, preprocess):
+    images = PILImages([image], preprocess)
+    assert torch.equal(images.see(IDENTITY)[0], preprocess(image))
+    assert images.size == tuple(preprocess(image).shape[1:])
+    assert torch.equal(images.see(parse_view("mirror"))[0], preprocess(image).flip(-1))
 
 
-def test_a_shift_reads_the_pixels_beside_the_crop(picture):
-    wide = Preprocess(crop=(256, 256))(picture)[None]
-    canvas, pictures = Canvas(wide, crop=224), Pictures([picture], Preprocess())
+def test_a_shift_reads_the_pixels_beside_the_crop(image):
+    wide = Preprocess(crop=(256, 256))(image)[None]
+    canvas, images = Canvas(wide, crop=224), PILImages([image], Preprocess())
     view = parse_view("ShiftY=-16 + ShiftX=16")
     assert torch.equal(canvas.see(view), wide[:, :, :224, 32:])
-    torch.testing.assert_close(pictures.see(view), canvas.see(view), atol=0.02, rtol=0)
+    torch.testing.assert_close(images.see(view), canvas.see(view), atol=0.02, rtol=0)
 
 
-def test_beyond_the_picture_it_is_reflected():
+def test_beyond_the_image_it_is_reflected():
     x = torch.arange(6.0).view(1, 1, 1, 6).expand(1, 1, 6, 6)
     seen = Canvas(x).see(parse_view("ShiftX=2"))
     assert seen[0, 0, 0].tolist() == [2, 3, 4, 5, 4, 3]
@@ -53,14 +53,14 @@ def test_a_wider_field_is_the_whole_canvas():
     assert torch.equal(seen, x)
 
 
-def test_what_is_no_picture_is_refused():
+def test_what_is_no_image_is_refused():
     with pytest.raises(InputError, match="unsqueeze"):
         as_source(torch.zeros(8, 8))
     with pytest.raises(InputError, match="preprocess"):
         as_source([Image.new("RGB", (8, 8))])
     with pytest.raises(InputError, match="PIL"):
         as_source("photo.jpg")
-    with pytest.raises(OptionError, match="inside the picture"):
+    with pytest.raises(OptionError, match="inside the image"):
         Canvas(torch.zeros(1, 3, 8, 8), crop=9)
     with pytest.raises(InputError, match="colours"):
         Canvas(torch.zeros(1, 3, 8, 8)).see(parse_view("Contrast=1.2"))

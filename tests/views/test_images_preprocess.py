@@ -16,22 +16,22 @@ from unstride.views.images import Preprocess
 
 
 @pytest.fixture(params=[(300, 400), (500, 90), (100, 100)], ids=str)
-def picture(request):
+def image(request):
     rng = np.random.default_rng(0)
     return Image.fromarray(rng.integers(0, 256, (*request.param, 3), dtype=np.uint8))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "inception_v3", "swin_v2_t", "vit_h_14", "fcn_resnet50"])
-def test_torchvision(picture, name):
+def test_torchvision(image, name):
     preset = get_model_weights(name).DEFAULT.transforms()
-    assert torch.equal(from_torchvision(preset)(picture), preset(picture))
+    assert torch.equal(from_torchvision(preset)(image), preset(image))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0", "convnext_tiny.fb_in22k", "maxvit_tiny_tf_384"])
-def test_timm(picture, name):
+def test_timm(image, name):
     config = timm.data.resolve_data_config(timm.get_pretrained_cfg(name).to_dict())
     theirs = timm.data.create_transform(**config, is_training=False)
-    assert torch.equal(from_timm(config)(picture), theirs(picture))
+    assert torch.equal(from_timm(config)(image), theirs(image))
 
 
 def test_timm_frames_are_refused_for_real_weights_only():
@@ -55,11 +55,11 @@ def test_timm_frames_are_refused_for_real_weights_only():
         ("BeitImageProcessor", {"do_center_crop": True}),
     ],
 )
-def test_transformers(picture, kind, settings):
+def test_transformers(image, kind, settings):
     hf = pytest.importorskip("transformers")
     processor = getattr(hf, kind)(**settings)
-    theirs = processor(picture, return_tensors="pt")["pixel_values"][0]
-    ours = from_transformers(processor.to_dict())(picture)
+    theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+    ours = from_transformers(processor.to_dict())(image)
     assert ours.shape == theirs.shape
     # transformers may resize tensors instead of PIL images: a few gray levels at most, none of them systematic
     assert (ours - theirs).abs().mean() < 0.02

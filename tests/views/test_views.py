@@ -14,7 +14,7 @@ from unstride.tta import Op, View
 from unstride.views import policies, views
 
 
-def picture(h: int = 40, w: int = 48) -> Image.Image:
+def photo(h: int = 40, w: int = 48) -> Image.Image:
     """Smooth colours with noise and a saturated corner: edges, gradients, 0 and 255."""
     y, x = np.mgrid[0:h, 0:w]
     base = np.stack([255 * x / w, 255 * y / h, 127 + 120 * np.sin(x / 5 + y / 7)], -1)
@@ -70,7 +70,7 @@ PILLOW = [
 
 @pytest.mark.parametrize(("name", "value", "pillow", "levels", "share"), PILLOW, ids=lambda v: str(v)[:12])
 def test_ops_are_pillows(name, value, pillow, levels, share) -> None:
-    image = picture()
+    image = photo()
     wanted = as_tensor(pillow(image)).int()
     exact = name not in ("ShearX", "ShearY")  # torchvision hands Pillow a rounded matrix
     from_pil = as_tensor(views.apply(one(name, value), image)).int()
@@ -106,14 +106,14 @@ TORCHVISION = [
 
 @pytest.mark.parametrize(("name", "value", "own"), TORCHVISION, ids=lambda v: str(v)[:12])
 def test_ops_on_float_batches_are_torchvisions_image_by_image(name, value, own) -> None:
-    batch = torch.stack([as_tensor(picture()), as_tensor(picture()).flip(0), as_tensor(picture()) // 3]).float() / 255
+    batch = torch.stack([as_tensor(photo()), as_tensor(photo()).flip(0), as_tensor(photo()) // 3]).float() / 255
     got = views.apply(one(name, value), batch)
     for image, view in zip(batch, got, strict=True):
         assert torch.equal(view, own(image)) or torch.allclose(view, own(image), atol=1e-6)
 
 
 def test_five_crops_are_torchvisions_and_scaled_ones_lie_in_their_corner() -> None:
-    image = as_tensor(picture()).float() / 255
+    image = as_tensor(photo()).float() / 255
     lt, rt, lb, rb, centre = F.five_crop(image, [30, 32])
     own = {"Center": centre, "LeftTop": lt, "LeftBottom": lb, "RightTop": rt, "RightBottom": rb}
     for where, wanted in own.items():
@@ -137,7 +137,7 @@ def test_cutout_is_black_at_its_place(kind: str) -> None:
 
 
 def test_every_view_of_the_policies_keeps_size_type_and_ignores_chance() -> None:
-    tensor = as_tensor(picture(56, 56)).float() / 255
+    tensor = as_tensor(photo(56, 56)).float() / 255
     chosen = [*policies.expanded()[:132], *policies.expanded()[132:8778:700], *policies.standard()[::7]]
     for view in chosen:
         torch.manual_seed(0), random.seed(0), np.random.seed(0)

@@ -141,7 +141,7 @@ def test_predict_writes_masks_where_the_volumes_lie(folder: Path, tmp_path: Path
 
 def test_how_many_classes_a_network_of_volumes_tells_apart_is_seen_on_a_volume(folder: Path) -> None:
     three = nn.Sequential(nn.Conv3d(1, 4, 3, 2, 1), nn.ReLU(), nn.ConvTranspose3d(4, 3, 2, 2)).eval()
-    model = Loaded("mine", three, AS_IS, "segmentation")  # a picture it would take for a volume without a batch
+    model = Loaded("mine", three, AS_IS, "segmentation")  # an image it would take for a volume without a batch
     assert model.example().ndim == 5 and model.labels == 3
     write(folder / "masks/case_0.nii.gz", 2 * case(0)[1])
     assert unstride.evaluate(model, f"masks:{folder}", recipe="flip")[0].errors == 0

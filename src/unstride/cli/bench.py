@@ -9,10 +9,10 @@ import typer
 from unstride.cli.options import AnyWeights, AsJson, Budgets, ImageSize, Plot, Spec, numbers
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
-    from unstride.proof.benching import Bench, BenchRow
+    from unstride.evaluation.benching import Bench, BenchRow
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def bench(
     stages of looks is measured after each stage.
     """
     from unstride import models
-    from unstride.proof import benching
+    from unstride.evaluation import benching
 
     if plot is not None:
         from unstride.show.style import check_target
@@ -68,7 +68,7 @@ def bench(
         **{"preprocess": loaded.preprocess, **asked.options()},
     )
     if plot is not None:
-        from unstride.proof.cost import plot_bench
+        from unstride.evaluation.cost import plot_bench
         from unstride.show.style import save
 
         plot = save(plot_bench(result, spec), plot)

@@ -1,4 +1,4 @@
-"""`unstride demo`: real figures and a picture on a fresh machine, without any hub."""
+"""`unstride demo`: real figures and an image on a fresh machine, without any hub."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from unstride.cli.options import AsJson
 from unstride.cli.printing import screen
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the report and its pictures.")] = Path("unstride-demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the report and its images.")] = Path("unstride-demo"),
     as_json: AsJson = False,
 ) -> None:
     """Measure plain against enhanced on photographs and embedded networks, in a minute or two, and write a report.
@@ -29,8 +29,8 @@ def demo(
     """
     from unstride import demo as show
     from unstride.errors import OptionError
-    from unstride.jobs.outputs import check_folder
     from unstride.show.html import Note
+    from unstride.storage.outputs import check_folder
 
     check_folder(out, "--out")
     console = screen(stderr=as_json)

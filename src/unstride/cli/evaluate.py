@@ -25,11 +25,11 @@ from unstride.cli.options import (
 )
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
+    from unstride.evaluation import Row
     from unstride.models import Loaded
-    from unstride.proof import Row
 
 PLAIN, PARTLY = 0, 3
 
@@ -131,7 +131,7 @@ def _loaded(spec: str, weights: str, fitted: Path | None) -> "Loaded":
 
 
 def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
-    from unstride.proof.words import advice, verdict
+    from unstride.evaluation.words import advice, verdict
 
     console = screen()
     if rows[0].task == "segmentation" and rows[0].recipe is None:
@@ -153,7 +153,7 @@ def _show(rows: list["Row"], folder: Path, made: dict[str, str]) -> None:
 def _table(rows: list["Row"]) -> Any:
     from rich.table import Table
 
-    from unstride.proof.measures import PERCENT
+    from unstride.evaluation.measures import PERCENT
 
     first = rows[0]
     shown = {key: head for head, key in first.measure.columns if key in first.metrics}  # older rows have no Dice
@@ -184,7 +184,7 @@ def _table(rows: list["Row"]) -> Any:
 
 
 def _remarks(row: "Row") -> str:
-    from unstride.proof.words import untrained
+    from unstride.evaluation.words import untrained
 
     random = untrained(row)
     parts = [row.verdict * (not row.plain), f"({random})" * bool(random), "(recommended)" * row.recommended]
@@ -195,7 +195,7 @@ def _paper_table(rows: list["Row"]) -> Any:
     """mIoU in the shape of the paper's table: with and without the views, budget by budget."""
     from rich.table import Table
 
-    from unstride.proof.words import untrained
+    from unstride.evaluation.words import untrained
 
     tta = rows[0].options["tta"]
     name = "TTA" if tta is None else tta["policy"]

@@ -26,11 +26,11 @@ def export(
 ) -> None:
     """Write the model with a recipe's looks as one graph, for any batch; it is checked against the model first.
 
-    A recipe with gates becomes a file for each stage and NAME.stages.json, which unstride.export.run_stages drives. The
+    A recipe with gates becomes a file for each stage and NAME.stages.json for unstride.exporting.run_stages. The
     graph takes prepared tensors; what lies outside their crop is not seen by its views.
     """
     from unstride import models
-    from unstride.export import export as write
+    from unstride.exporting import export as write
 
     loaded = models.load(spec, weights=weights)
     loaded = loaded.for_task(task or loaded.task or "classification")

@@ -9,7 +9,7 @@ import typer
 
 from unstride.cli.options import MOST, AsJson, Data, Limit, Seed, Spec, Split, Weights
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
     from unstride.data import Dataset
@@ -53,10 +53,10 @@ def fit(
     from unstride import data as datasets
     from unstride import models
     from unstride.errors import OptionError
-    from unstride.jobs.distributed import world
-    from unstride.jobs.locks import alone
-    from unstride.jobs.outputs import check_file, check_folder
     from unstride.learning.fitting import fit as train
+    from unstride.storage.distributed import world
+    from unstride.storage.locks import alone
+    from unstride.storage.outputs import check_file, check_folder
 
     if not 0 < val_fraction < 1:
         raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")

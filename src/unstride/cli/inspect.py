@@ -7,7 +7,7 @@ import typer
 from unstride.cli.options import AnyWeights, AsJson, ImageSize, Spec
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
     from unstride.geometry.report import Report
@@ -23,7 +23,7 @@ def inspect(
 ) -> None:
     """Show what a model subsamples, what a state there costs, and what was left out and why.
 
-    With --recipe, also what that does to every picture, and what it costs when all its looks are taken.
+    With --recipe, also what that does to every image, and what it costs when all its looks are taken.
     """
     import unstride
     from unstride import models

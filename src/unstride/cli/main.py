@@ -1,7 +1,7 @@
 """`unstride COMMAND`: commands are registered here.
 
 Exit codes: 0 fine, 1 an error that is explained, 2 bad usage, 3 finished, but with counted errors (or without a
-picture or page that could not be written).
+image or page that could not be written).
 """
 
 import contextlib

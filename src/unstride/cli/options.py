@@ -47,7 +47,7 @@ Budgets = Annotated[str | None, typer.Option(help="States per image, such as 4,1
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")]
 
 # ---------------------------------------------------------------- what comes out
-Plot = Annotated[Path | None, typer.Option(help="Write a picture there (.png, .pdf, .svg, .jpg or .webp).")]
+Plot = Annotated[Path | None, typer.Option(help="Write an image there (.png, .pdf, .svg, .jpg or .webp).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -1,4 +1,4 @@
-"""`unstride predict SPEC INPUT...`: plain against enhanced, picture by picture, or all of them in a table."""
+"""`unstride predict SPEC INPUT...`: plain against enhanced, image by image, or all of them in a table."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import typer
 from unstride.cli.options import AsJson, Plot, Spec, Task, Weights, on_device
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +35,7 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Picture or volume (.nii.gz) files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of "
+            help="Image or volume (.nii.gz) files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of "
             "a save_to_disk.",
             metavar="INPUT...",
         ),
@@ -48,24 +48,24 @@ def predict(
         Path | None,
         typer.Option(help="Write a table: .jsonl, .csv or .parquet. Segmentation also writes NAME.masks/."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="With --out, pictures at once.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="With --out, images at once.")] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify or segment pictures: the plain answer, the enhanced one, the looks that were taken and what they cost.
+    """Classify or segment images: the plain answer, the enhanced one, the looks that were taken and what they cost.
 
-    With --out, any number of pictures becomes a table with a row each. Start it again to go on after a crash. Several
+    With --out, any number of images becomes a table with a row each. Start it again to go on after a crash. Several
     processes: torchrun --nproc-per-node 2 -m unstride predict ... (--out in a folder that all of them see).
 
-    With --plot out.png, several pictures become out-NAME.png each.
+    With --plot out.png, several images become out-NAME.png each.
 
-    Exit code 3: some pictures could not be read or run; they are named (with --out in the table), the others are
+    Exit code 3: some images could not be read or run; they are named (with --out in the table), the others are
     done (under torchrun 0, too).
     """
     from unstride import models, show
 
     if out is not None and plot is not None:
-        raise typer.BadParameter("--plot is for a few pictures, --out for many; give one of them")
+        raise typer.BadParameter("--plot is for a few images, --out for many; give one of them")
     if plot is not None:
         show.check_target(plot)
     loaded = on_device(models.load(spec, weights=weights))
@@ -107,7 +107,7 @@ def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, An
         typer.echo(strict.dumps(asdict(done)) if as_json else str(done))
     # torchrun would take any other code for a crash, and start the finished run again
     if done.errors and "TORCHELASTIC_RUN_ID" not in os.environ:
-        raise typer.Exit(PARTLY if done.errors < done.pictures else 1)
+        raise typer.Exit(PARTLY if done.errors < done.images else 1)
 
 
 def _task(task: str | None, loaded: "Loaded", recipe: str | None) -> str:
@@ -135,7 +135,7 @@ def _answers(
     names: "_Names",
     failed: dict[str, str],
 ) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
-    """An answer for each image, with its picture where one is wanted."""
+    """An answer for each image, with its image where one is wanted."""
     from unstride.errors import OptionError
     from unstride.procedure.meaning import TASKS
     from unstride.show.answers import answer_of
@@ -149,9 +149,9 @@ def _answers(
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
                 if isinstance(image, Volume):
-                    raise OptionError(f"{name}: --plot draws pictures, and this is a volume; write masks with --out")
+                    raise OptionError(f"{name}: --plot draws images, and this is a volume; write masks with --out")
                 answer["plot"] = str(names.of(Path(name)))
-                figure = _picture(answer, Path(name), image, tensor, prediction, better, loaded)
+                figure = _image(answer, Path(name), image, tensor, prediction, better, loaded)
                 if save(figure, Path(answer["plot"])) is None:
                     del answer["plot"]
             yield better, answer
@@ -164,9 +164,9 @@ def _explained(
     import torch
 
     from unstride.errors import InputError, ModelRaised
+    from unstride.evaluation.loop import prepared
     from unstride.models.weights import place
-    from unstride.proof.loop import prepared
-    from unstride.views.canvas import Pictures
+    from unstride.views.canvas import PILImages
     from unstride.views.policies import IDENTITY
     from unstride.views.volumes import Volume
 
@@ -175,7 +175,7 @@ def _explained(
     try:
         better = better or prepared(loaded.model, x[:1], options["task"], asked)
         images = [image for _, image, _ in batch if not isinstance(image, Volume)]
-        found = better.explain(Pictures(images, loaded.preprocess, x, {IDENTITY: x}) if images else x)
+        found = better.explain(PILImages(images, loaded.preprocess, x, {IDENTITY: x}) if images else x)
     except (InputError, ModelRaised) as error:
         if len(batch) > 1:
             for one in batch:
@@ -190,7 +190,7 @@ def _explained(
             failed[item[0]] = f"{item[0]}: {prediction.problem}"
 
 
-def _picture(
+def _image(
     answer: dict[str, Any],
     path: Path,
     image: "Image.Image",
@@ -215,7 +215,7 @@ def _picture(
 
 
 def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iterator[tuple[str, Any, "Tensor"]]:
-    """Every picture that can be read, with what the network sees; the others go to `failed` by name."""
+    """Every image that can be read, with what the network sees; the others go to `failed` by name."""
     from unstride.errors import DataError
     from unstride.predicting.inputs import entries
     from unstride.predicting.reading import open_either
@@ -226,7 +226,7 @@ def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iter
         try:
             for entry in entries([argument]):
                 name = entry.name
-                real = os.path.realpath(name)  # a picture named twice is meant once
+                real = os.path.realpath(name)  # an image named twice is meant once
                 if real in seen:
                     continue
                 seen.add(real)
@@ -238,7 +238,7 @@ def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iter
         except DataError as error:
             failed[argument] = str(error)
         if name == argument and len(seen) == before and argument not in failed:
-            failed[argument] = f"{argument}: there is no picture in it"
+            failed[argument] = f"{argument}: there is no image in it"
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
@@ -288,7 +288,7 @@ def _show(answer: dict[str, Any], states: bool) -> None:
         f"{answer['agreement']:.0%}, spread {answer['spread']:.3f}{_unit(answer)}, stopped: {answer['stopped']}"
     )
     if "plot" in answer:
-        console.print(f"  picture: {escape(answer['plot'])}")
+        console.print(f"  image: {escape(answer['plot'])}")
     console.print()
 
 
@@ -309,7 +309,7 @@ def _looks(answer: dict[str, Any]) -> str:
 
 
 def _classes_table(answer: dict[str, Any]) -> Any:
-    """The plain network's classes beside the enhanced one's; in segmentation, with their share of the picture."""
+    """The plain network's classes beside the enhanced one's; in segmentation, with their share of the image."""
     from rich.markup import escape
     from rich.table import Table
 

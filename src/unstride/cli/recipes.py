@@ -64,7 +64,7 @@ class Asked:
 
     def enhanced(self, loaded: Loaded, example: Tensor | None = None, **more: Any) -> Enhanced:
         """The model with the recipe; one that was made for another model or other preprocessing is refused."""
-        from unstride.proof.loop import prepared
+        from unstride.evaluation.loop import prepared
 
         task = loaded.task or "auto"
         x = loaded.example() if example is None else example
@@ -98,7 +98,7 @@ def takes_recipe(*without: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
 
 def _parameters(without: tuple[str, ...]) -> list[inspect.Parameter]:
-    help = f"What is done to every picture: {', '.join(PRESETS)}, or a file that `tune` or `fit` wrote."
+    help = f"What is done to every image: {', '.join(PRESETS)}, or a file that `tune` or `fit` wrote."
     changes = [_option(name, kind, f"{DOCS[name]}.") for name, (kind, _) in READ.items() if name not in without]
     return [_option("recipe", str, help), *changes]
 

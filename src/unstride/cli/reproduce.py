@@ -7,7 +7,7 @@ import typer
 
 from unstride.cli.options import AsJson, Limit
 from unstride.cli.printing import screen
-from unstride.jobs import strict
+from unstride.storage import strict
 
 
 def register(app: typer.Typer) -> None:
@@ -24,15 +24,15 @@ def reproduce(
     ] = None,
     limit: Limit = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all formats, a picture, and the runs (which can be resumed).")
+        Path | None, typer.Option(help="Folder for all formats, an image, and the runs (which can be resumed).")
     ] = None,
     format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
     as_json: AsJson = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
     from unstride import paper
-    from unstride.jobs.outputs import check_folder
     from unstride.paper import render
+    from unstride.storage.outputs import check_folder
 
     if name == "list":
         _list(as_json)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from unstride.cli.options import MOST, AsJson
-from unstride.jobs import strict
+from unstride.storage import strict
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Task, Weights
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.jobs import strict
+from unstride.storage import strict
 
 if TYPE_CHECKING:
     from unstride.models import Loaded
@@ -22,11 +22,11 @@ def register(app: typer.Typer) -> None:
 def tune(
     spec: Spec,
     asked: Asked,
-    data: Annotated[str | None, typer.Option(help="Labelled pictures, KIND:PATH (folder:DIR, csv:FILE, ...).")] = None,
-    pictures: Annotated[
-        list[Path] | None, typer.Option(help="Pictures without labels: sets the gates for --cost, proves nothing.")
+    data: Annotated[str | None, typer.Option(help="Labelled images, KIND:PATH (folder:DIR, csv:FILE, ...).")] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option(help="Images without labels: sets the gates for --cost, proves nothing.")
     ] = None,
-    cost: Annotated[float, typer.Option(help="Mean cost of a picture, in plain forwards.")] = 2.0,
+    cost: Annotated[float, typer.Option(help="Mean cost of an image, in plain forwards.")] = 2.0,
     out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml or .json), for --recipe.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
     pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
@@ -43,31 +43,29 @@ def tune(
     ] = None,
     paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
     limit: Limit = None,
-    window: Annotated[
-        int | None, typer.Option(help="Pixels: larger pictures are tuned in such squares (maps).")
-    ] = None,
+    window: Annotated[int | None, typer.Option(help="Pixels: larger images are tuned in such squares (maps).")] = None,
     weights: Weights = "default",
     cache: Annotated[Path | None, typer.Option(help="Folder for what the network said; a killed run goes on.")] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best recipe for a network under a mean cost, on labelled pictures, with its proof, or leave it alone.
+    """Find the best recipe for a network under a mean cost, on labelled images, with its proof, or leave it alone.
 
     With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
 
-    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some pictures could not be read.
+    Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be read.
     """
-    if (data is None) == (not pictures):
-        raise typer.BadParameter("give --data with labels, or --pictures without")
-    if pictures and asked:
+    if (data is None) == (not images):
+        raise typer.BadParameter("give --data with labels, or --images without")
+    if images and asked:
         raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
     labelled = {"--report": report, "--objective": objective, "--guard": guard, "--window": window, "--cache": cache}
     labelled |= {"--pool": pool if pool != "medium" else None, "--no-paper": None if paper else paper}
-    if pictures and (given := [name for name, value in labelled.items() if value is not None]):
-        raise typer.BadParameter(f"{given[0]} is for labelled pictures: give --data, or leave it out")
+    if images and (given := [name for name, value in labelled.items() if value is not None]):
+        raise typer.BadParameter(f"{given[0]} is for labelled images: give --data, or leave it out")
     from unstride import models
-    from unstride.jobs.outputs import check_file
     from unstride.recipe.files import check_name
+    from unstride.storage.outputs import check_file
 
     for path, name in ((out, "--out"), (report, "--report")):
         if path is not None:
@@ -77,10 +75,10 @@ def tune(
     if out is not None:
         check_name(out)
     loaded = models.load(spec, weights=weights)
-    if pictures:
-        _settle(loaded, pictures, cost, task, limit, out, as_json)
+    if images:
+        _settle(loaded, images, cost, task, limit, out, as_json)
         return
-    from unstride.jobs.distributed import launched
+    from unstride.storage.distributed import launched
     from unstride.tuning.tune import tune as find
 
     assert data is not None
@@ -110,16 +108,16 @@ def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_
 
 
 def _settle(
-    loaded: "Loaded", pictures: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
+    loaded: "Loaded", images: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Gates for a mean cost, from pictures alone; of several processes, the first does it all."""
-    from unstride.jobs.distributed import launched
+    """Gates for a mean cost, from images alone; of several processes, the first does it all."""
+    from unstride.storage.distributed import launched
     from unstride.tuning.unlabelled import settle
 
     if not launched().leads:
         return
-    settled = settle(loaded, pictures, cost, task=task, limit=limit, progress=True)
+    settled = settle(loaded, images, cost, task=task, limit=limit, progress=True)
     made = {} if out is None else {"out": str(settled.save(out))}
     typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))
     if made and not as_json:

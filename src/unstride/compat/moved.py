@@ -9,8 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "unstride.benching": "unstride.proof.benching",
-    "unstride.evaluation": "unstride.proof",
+    "unstride.benching": "unstride.evaluation.benching",
+    "unstride.evaluation": "unstride.evaluation",
     "unstride.fitting": "unstride.learning.fitting",
     "unstride.images": "unstride.views.images",
     "unstride.plots": "unstride.show",

@@ -18,11 +18,11 @@ The name is KIND:PATH:
     masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs, or volumes (.nii, .nii.gz);
                  optional classes.txt with a name per line, and ignore.txt with the value of pixels without a label
     depth        images/ and depth/, 16-bit PNG (0: not measured; scale.txt: what they are divided by) or .npy
-    labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for a picture
+    labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for an image
     values       a CSV with titles path,TITLE,... and numbers: what a regression should give
-    pairs        a CSV with titles query,match and two pictures that belong together in each row: for embeddings
+    pairs        a CSV with titles query,match and two images that belong together in each row: for embeddings
 
-Where a class is all that is known, it also says which pictures belong together: class folders serve embeddings.
+Where a class is all that is known, it also says which images belong together: class folders serve embeddings.
 
 or `sample` and `sample-segmentation`, the embedded ones. Listing is quick; an image is decoded when it is read, so that
 a damaged one is an error (DataError, with its name) of that item only.
@@ -158,7 +158,7 @@ def load(
     if ignore is not None and kind != "masks":
         raise OptionError(f"ignore is {ignore}, but {kind} says itself which pixels have no label; leave it out")
     if limit is not None and kind == "pairs":
-        raise OptionError("limit: a pair needs both of its pictures; give a shorter table")
+        raise OptionError("limit: a pair needs both of its images; give a shorter table")
     known = Classes.of(classes)
     listing = KINDS[kind](Path(path), split, known.count, **({"ignore": ignore} if kind == "masks" else {}))
     total = len(listing.entries)

@@ -15,7 +15,7 @@ from torch import Tensor
 from unstride.data import Dataset
 from unstride.errors import DataError, InputError
 from unstride.graph.capture import check_images
-from unstride.jobs.fingerprint import digest
+from unstride.storage.fingerprint import digest
 from unstride.views.images import Preprocess
 
 NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them has, and what they are
@@ -54,8 +54,8 @@ class Batches:
         for index in self._indices():
             item = self.data[index]
             try:
-                picture, target = item.read()
-                image = prepare(picture)
+                opened, target = item.read()
+                image = prepare(opened)
             except (DataError, OSError) as error:
                 self.errors[item.id] = str(error)
                 continue

@@ -27,11 +27,11 @@ from unstride.data.items import (
     of_arrays,
 )
 from unstride.errors import DataError
-from unstride.jobs.archives import check_inflation
+from unstride.storage.archives import check_inflation
 from unstride.views.images import images_below, open_image
 
 _HEADERS = ("path", "file", "filename", "image")
-_INFLATES = 200  # times its size: pictures of one colour, not a bomb
+_INFLATES = 200  # times its size: images of one colour, not a bomb
 _LABELS = ("label", "class", "target")
 
 
@@ -241,17 +241,17 @@ def _hf(path: Path, split: str | None, classes: int | None) -> Listing:
         data = data[choose(split, usual + [name for name in data if name not in usual], f"hf:{path}")]
     else:
         no_split(split, f"hf:{path}")
-    pictures = [name for name, feature in data.features.items() if isinstance(feature, datasets.Image)]
+    images = [name for name, feature in data.features.items() if isinstance(feature, datasets.Image)]
     named = [name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)]
     columns = named or [name for name in ("label", "labels", "fine_label") if name in data.features]
-    if len(pictures) != 1 or not columns:
+    if len(images) != 1 or not columns:
         raise DataError(f"{path}: columns {dict(data.features)}; wanted one Image and a ClassLabel or a number `label`")
     labels = [int(label) for label in data[columns[0]]]
     check_labels([f"{path}, image {i}" for i in range(len(labels))], labels, classes)
-    raw = data.cast_column(pictures[0], datasets.Image(decode=False))  # decoded by open_image, with its checks
+    raw = data.cast_column(images[0], datasets.Image(decode=False))  # decoded by open_image, with its checks
     words = tuple(data.features[columns[0]].names) if named else ()
     entries = list(enumerate(labels))
-    return Listing(entries, partial(_hf_item, raw, pictures[0]), words, str(data._fingerprint))
+    return Listing(entries, partial(_hf_item, raw, images[0]), words, str(data._fingerprint))
 
 
 def _hf_item(data: Any, column: str, entry: tuple[int, int]) -> Item:

@@ -98,15 +98,15 @@ def stamp(*arrays: Array) -> str:
 
 
 def paired(images: Path, targets: Path, wanted: Callable[[Path], bool]) -> list[tuple[Path, Path]]:
-    """Each picture of a folder with its file of another, matched by name; `wanted`: what is a target there."""
-    pictures, found = _by_stem(images, is_picture_name), _by_stem(targets, wanted)
-    for stem in sorted(pictures.keys() ^ found.keys()):
-        missing, there = (targets, pictures[stem]) if stem in pictures else (images, found[stem])
+    """Each image of a folder with its file of another, matched by name; `wanted`: what is a target there."""
+    image_files, found = _by_stem(images, is_readable_image), _by_stem(targets, wanted)
+    for stem in sorted(image_files.keys() ^ found.keys()):
+        missing, there = (targets, image_files[stem]) if stem in image_files else (images, found[stem])
         raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
-    return [(pictures[stem], found[stem]) for stem in sorted(pictures)]
+    return [(image_files[stem], found[stem]) for stem in sorted(image_files)]
 
 
-def is_picture_name(path: Path) -> bool:
+def is_readable_image(path: Path) -> bool:
     return is_volume_name(path) or is_image_name(path)
 
 
@@ -115,7 +115,9 @@ def _by_stem(root: Path, wanted: Callable[[Path], bool]) -> dict[str, Path]:
     for path in sorted(filter(wanted, root.iterdir())):
         stem = volume_stem(path) if is_volume_name(path) else path.stem
         if stem in found:
-            raise DataError(f"{path}: there is {found[stem].name}, too; pictures and their targets are matched by name")
+            raise DataError(
+                f"{path}: there is {found[stem].name}, too; image_files and their targets are matched by name"
+            )
         found[stem] = path
     return found
 

@@ -17,7 +17,7 @@ from unstride.data.items import (
     check_labels,
     choose,
     folder,
-    is_picture_name,
+    is_image_name,
     number,
     paired,
     stamp,
@@ -134,7 +134,7 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
         folder(root / "images", "wanted images/ and masks/"),
         folder(root / "masks", "wanted it beside images/"),
     )
-    pairs = paired(images, masks, is_picture_name)
+    pairs = paired(images, masks, is_image_name)
     names = _lines(path / "classes.txt")
     void = ignore if ignore is not None else _number(path / "ignore.txt")
     if void is not None and not 0 <= void <= 255:

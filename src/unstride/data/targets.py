@@ -20,7 +20,7 @@ from unstride.views.images import open_image, open_mask
 
 _MOST = 1 << 28  # bytes of one map
 _SCALE = "scale.txt"
-_PAIRS = "query,match with two pictures that belong together in each row"
+_PAIRS = "query,match with two images that belong together in each row"
 
 
 def _depth(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -111,7 +111,7 @@ def _vector_item(root: Path, entry: tuple[str, tuple[float, ...] | tuple[int, ..
 
 
 def _labels(path: Path, split: str | None, classes: int | None) -> Listing:
-    """A CSV whose first row is path and the labels' names; then 1 where a picture has a label, 0 where not."""
+    """A CSV whose first row is path and the labels' names; then 1 where an image has a label, 0 where not."""
     names, rows = _table(path, split, "labels", "path,NAME,NAME,... with 0 or 1 below each name")
     if len(set(names)) < len(names):
         raise DataError(f"{path}: a label is named twice: {', '.join(names)}")
@@ -125,10 +125,10 @@ def _values(path: Path, split: str | None, classes: int | None) -> Listing:
 
 
 def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
-    """A CSV of query,match: two pictures that belong together in each row, of a query as many rows as it has matches.
+    """A CSV of query,match: two images that belong together in each row, of a query as many rows as it has matches.
 
     A target is (its number, 1 where it is in the second column, the numbers of its matches, -1 for none): a query is
-    looked for among the pictures of the second column.
+    looked for among the images of the second column.
     """
     titles, rows = _table(path, split, "pairs", _PAIRS)
     if [title.lower() for title in titles] != ["match"]:
@@ -139,7 +139,7 @@ def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
         if not (path.parent / match).is_file():
             raise DataError(f"{path.parent / match}: no such file, but {path.name} has it in row {row}")
         if query == match:
-            raise DataError(f"{path}, row {row}: {query} is its own match; wanted another picture")
+            raise DataError(f"{path}, row {row}: {query} is its own match; wanted another image")
         for name in (query, match):
             numbers.setdefault(name, len(numbers))
         matches.setdefault(query, []).append(numbers[match])

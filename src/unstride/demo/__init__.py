@@ -17,8 +17,8 @@ import torch
 from unstride.demo import garments, photographs, scenes, tuned
 from unstride.demo.common import Say, percent
 from unstride.errors import UnstrideError
-from unstride.jobs.outputs import write_whole
 from unstride.show.html import Block, Facts, Note, Section, Text, render_report
+from unstride.storage.outputs import write_whole
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import UnstrideError
-from unstride.jobs.outputs import write_whole
-from unstride.proof import metrics
-from unstride.show.html import Block, Note, Picture, Table
+from unstride.evaluation import metrics
+from unstride.show.html import Block, Figure, Note, Table
+from unstride.storage.outputs import write_whole
 
 BUDGET = 10  # of what is shown in detail
 
@@ -88,11 +88,11 @@ def time_ratios(results: Sequence[dict[str, Any]], better: Enhanced, model: torc
 
 
 def drawn(path: Path, figure: Callable[[], Any], caption: str) -> Block:
-    """The picture, in a file of its own, too; a note where there is no plot library."""
+    """The image, in a file of its own, too; a note where there is no plot library."""
     try:
         stream = io.BytesIO()
         figure().savefig(stream, format=path.suffix[1:])
         write_whole(path, stream.getvalue())
     except (UnstrideError, OSError) as error:
-        return Note(f"Without this picture: {error}")
-    return Picture(stream.getvalue(), caption, f"{caption} ({path.name})")
+        return Note(f"Without this image: {error}")
+    return Figure(stream.getvalue(), caption, f"{caption} ({path.name})")

@@ -15,7 +15,7 @@ from unstride import sample
 from unstride.demo.common import BUDGET, READING, Say, percent, result, results_table, time_ratios
 from unstride.enhanced import load
 from unstride.errors import UnstrideError
-from unstride.proof import metrics
+from unstride.evaluation import metrics
 from unstride.show.html import Block, Measured, Note, Text, Thumbnail, Thumbnails, charts
 
 BUDGETS = (1, 4, BUDGET)

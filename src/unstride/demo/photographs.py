@@ -55,7 +55,7 @@ STAGES = 5  # of the network, to its stride of 16: more cells than its last map 
 
 
 def dense_tower() -> Loaded:
-    """The network without its last stages, for pictures of any size: a map of features that is worth looking at."""
+    """The network without its last stages, for images of any size: a map of features that is worth looking at."""
     loaded = models.load(NETWORK)
     net: Any = loaded.model
     tower = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:STAGES]).eval()
@@ -75,7 +75,7 @@ def inspect_network(say: Say) -> tuple[Any, list[Block]]:
 
 
 def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
-    """Answers with their truth, by the default recipe; `out` gets a picture."""
+    """Answers with their truth, by the default recipe; `out` gets an image."""
     found = {path: photo for photo in PHOTOS if (path := inside(photo.package, photo.file)) is not None}
     if not found:
         raise UnstrideError("no photographs here: pip install scikit-image matplotlib, which ship some")
@@ -92,12 +92,12 @@ def photographs(out: Path, say: Say) -> tuple[Any, list[Block]]:
         one = Shown(image, photo.truth, plain, now, answer["cost"])
         shown.append(one)
         answers.append({"image": path.name, "truth": photo.truth, "mark": one.mark, **answer})
-    picture = drawn(
+    figure = drawn(
         out / "photographs.png",
         lambda: plots.plot_photographs(shown),
         "Photographs whose truth is known: what the network says alone, and with the default recipe.",
     )
-    return answers, [_table(found.values(), shown), picture]
+    return answers, [_table(found.values(), shown), figure]
 
 
 def _first(answer: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

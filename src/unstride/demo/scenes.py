@@ -15,7 +15,7 @@ from unstride import sample
 from unstride import show as plots
 from unstride.demo.common import READING, Say, drawn, percent, result, results_table, time_ratios
 from unstride.enhanced import Enhanced
-from unstride.proof import metrics
+from unstride.evaluation import metrics
 from unstride.show.html import Block, Measured, Text, Thumbnail, Thumbnails, charts
 
 BUDGETS = (1, 4, 10)
@@ -27,7 +27,7 @@ CLASSES = len(sample.SCENE_CLASSES)
 
 
 def segmentation(out: Path, say: Say) -> tuple[Any, list[Block]]:
-    """Figures and what is shown of them; `out` gets a picture."""
+    """Figures and what is shown of them; `out` gets an image."""
     model = sample.load_segmenter()
     _, (x, truth) = halves()
     scenes = sample.segmentation_sample(SCENES)[0][-len(x) :]
@@ -119,6 +119,6 @@ def _changed(scenes: Any, truth: Tensor, plain: Tensor, better: Tensor) -> tuple
     out = []
     for k, mark in chosen:
         maps = [np.asarray(m[k]) for m in (truth, plain, better)]
-        picture = plots.strip(Image.fromarray(scenes[k]), maps, sample.SCENE_CLASSES, CLASSES)
-        out.append(Thumbnail(picture, f"scene {k}: {right[k]:+d} pixels right", mark))
+        image = plots.strip(Image.fromarray(scenes[k]), maps, sample.SCENE_CLASSES, CLASSES)
+        out.append(Thumbnail(image, f"scene {k}: {right[k]:+d} pixels right", mark))
     return tuple(out)

@@ -64,7 +64,7 @@ def compose_test_scenes(data: FashionMNIST) -> tuple[Bytes, Bytes]:
 
 
 def train_classification(data: FashionMNIST, out: Path, epochs: int = 12) -> None:
-    """Mirrored or not, and moved by up to an eighth of the frame: what everybody does for pictures of this size."""
+    """Mirrored or not, and moved by up to an eighth of the frame: what everybody does for images of this size."""
     rng = _seeded()
     model = Classifier()
 

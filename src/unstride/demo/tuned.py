@@ -14,7 +14,7 @@ from unstride import sample
 from unstride.demo import garments, scenes
 from unstride.demo.common import GAIN, Say, percent, result
 from unstride.enhanced import Enhanced
-from unstride.proof import metrics
+from unstride.evaluation import metrics
 from unstride.recipe import get
 from unstride.show.html import Block, Table, Text
 from unstride.tuning.page import frontier_chart
@@ -62,7 +62,7 @@ def garments_job(out: Path, say: Say) -> tuple[Any, list[Block]]:
         rows.append(result(name, 1 if name == "plain" else 2, cost, gain, accuracy=total.top1, nll=total.nll))
     words = (
         f"The same on {len(x):,} test images of Fashion-MNIST, for a mean cost of {COSTS['garments']:g}: small centred "
-        "pictures that a second look tells little about. Where nothing is gained, tune says so."
+        "images that a second look tells little about. Where nothing is gained, tune says so."
     )
     return _shown(tuned, out / "garments.toml", words, f"{len(unseen):,} images", rows, "accuracy", "accuracy")
 
@@ -70,7 +70,7 @@ def garments_job(out: Path, say: Say) -> tuple[Any, list[Block]]:
 def _answers(
     tuned: Tuned, task: str, x: Tensor, together: int, kept: Callable[[Tensor], Tensor]
 ) -> list[tuple[str, Tensor, float]]:
-    """Name, answers and mean cost of plain, flip and the tuned recipe, on pictures that none of them was chosen by."""
+    """Name, answers and mean cost of plain, flip and the tuned recipe, on images that none of them was chosen by."""
     out = []
     for name, recipe in (("plain", get("plain", task)), ("flip", get("flip", task)), ("tuned", tuned.recipe)):
         better: Enhanced = tuned.better.with_options(recipe=recipe)

@@ -13,12 +13,12 @@ from torch import Tensor
 from unstride.data.batches import reusable
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.jobs.distributed import World, world
 from unstride.learning.pools import batches
 from unstride.learning.report import FitReport
 from unstride.learning.sources import Job, Source
 from unstride.learning.training import Schedule, Training
 from unstride.procedure.tasks import Plan
+from unstride.storage.distributed import World, world
 
 
 def fit(

@@ -19,12 +19,12 @@ from unstride.engine.engine import Request
 from unstride.errors import ArtefactError, DataError, InputError
 from unstride.geometry.states import State
 from unstride.graph.capture import check_images
-from unstride.jobs.artefacts import read_artefact, write_artefact
 from unstride.procedure.aggregate import entropy, two_class
 from unstride.procedure.align import Offset, align, align_covered
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search
 from unstride.procedure.tasks import Plan
+from unstride.storage.artefacts import read_artefact, write_artefact
 
 KIND = "pools"
 COARSE = 4  # cells a side: light and colour, not shape

@@ -15,13 +15,13 @@ from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
-from unstride.jobs.fingerprint import fingerprint
-from unstride.jobs.progress import progress
 from unstride.learning.pools import Store, batches, draw_pools, finish, image_key
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed
 from unstride.procedure.tasks import Plan
+from unstride.storage.fingerprint import fingerprint
+from unstride.storage.progress import progress
 
 BY = ("accuracy", "likelihood")
 GROUP = 64  # images whose candidates are in memory together

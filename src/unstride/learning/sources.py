@@ -12,9 +12,6 @@ from torch import Tensor
 from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced
 from unstride.errors import InputError
-from unstride.jobs.distributed import World
-from unstride.jobs.fingerprint import fingerprint
-from unstride.jobs.progress import progress
 from unstride.learning.pools import (
     Pool,
     SampledSearch,
@@ -27,6 +24,9 @@ from unstride.learning.pools import (
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search
 from unstride.procedure.tasks import Plan
+from unstride.storage.distributed import World
+from unstride.storage.fingerprint import fingerprint
+from unstride.storage.progress import progress
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,12 +12,12 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from unstride.errors import ArtefactError, DataError
-from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.jobs.progress import progress
 from unstride.learning.pools import Pool, finish
 from unstride.learning.report import Epoch
 from unstride.learning.sources import Job, Source
 from unstride.procedure.aggregate import Attention
+from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.progress import progress
 
 KIND = "attention-checkpoint"
 SCALE = 100  # how much faster the common part of w_o learns than its channels, up to a step of FASTEST

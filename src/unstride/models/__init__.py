@@ -91,7 +91,7 @@ class Loaded:
         return max(2, sizes[0]) if sizes else None
 
     def seen(self, image: Image) -> Tensor:
-        """A picture as the model wants it: (C, H, W), prepared, in its type and on its device."""
+        """An image as the model wants it: (C, H, W), prepared, in its type and on its device."""
         return self.preprocess(image).to(*place(self.model))
 
     def example(self, image_size: int | tuple[int, int] | None = None) -> Tensor:
@@ -218,7 +218,7 @@ def _usual(model: nn.Module, spec: str) -> Preprocess:
     """Where nobody said it, and that is told: ImageNet's; volumes are taken as they are stored."""
     volumes = wanted_axes(model) == 3
     usual = Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
-    how = f"pictures are prepared as ImageNet's: {usual} (for maps, whole)"
+    how = f"images are prepared as ImageNet's: {usual} (for maps, whole)"
     if volumes:
         how = "volumes are taken as they are stored"
     warnings.warn(

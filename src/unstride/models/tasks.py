@@ -19,7 +19,7 @@ from unstride.graph.capture import calling
 from unstride.graph.twin import twin
 from unstride.procedure.meaning import TASKS, task_named
 
-_SEGMENTS = 16  # a map this many times smaller than the picture is features rather than classes of pixels
+_SEGMENTS = 16  # a map this many times smaller than the image is features rather than classes of pixels
 ASSUMED = "assumed: nothing says so"
 _HEADS = ("fc", "classifier", "head", "heads")
 
@@ -53,12 +53,12 @@ def guess(model: nn.Module, example: Tensor) -> Guess:
     try:
         with torch.inference_mode(False), torch.no_grad(), calling(example):
             output = twin(model)(example[:1].clone())
-    except ModelRaised:  # a capture will say what it raises, and pad the picture where that may help
+    except ModelRaised:  # a capture will say what it raises, and pad the image where that may help
         return Guess(told or "classification")
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not leaves:
         kinds = ", ".join(sorted(set(map(_kind, tree_leaves(output))))) or "nothing"
-        raise CaptureError(f"the model returns {kinds}; unstride needs a tensor of floats, with a row for each picture")
+        raise CaptureError(f"the model returns {kinds}; unstride needs a tensor of floats, with a row for each image")
     shapes = [tuple(leaf.shape) for leaf in leaves]
     if told is not None:  # a tower without a pooled vector gives features
         pooled = any(len(s) == 2 or (len(s) > 2 and set(s[2:]) == {1}) for s in shapes)
@@ -154,7 +154,7 @@ def check_kind(model: nn.Module) -> None:
             f"{attribute} = unstride.enhance({attribute}, example, task='features')"
         )
     if where.startswith("torchvision.models.optical_flow"):
-        raise CaptureError(f"{name} takes two pictures; unstride looks again at one, so optical flow cannot be used")
+        raise CaptureError(f"{name} takes two images; unstride looks again at one, so optical flow cannot be used")
     if masks:
         raise CaptureError(
             f"{name} returns masks for queries, whose order may change between looks; wrap it to return per-pixel "
@@ -163,5 +163,5 @@ def check_kind(model: nn.Module) -> None:
         )
     if name.startswith("NaFlex"):
         raise CaptureError(
-            f"{name} takes patches of pictures of any shape, not a tensor (B, C, H, W); use a ViT of one size instead"
+            f"{name} takes patches of images of any shape, not a tensor (B, C, H, W); use a ViT of one size instead"
         )

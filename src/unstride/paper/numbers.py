@@ -1,6 +1,6 @@
 """The paper's printed numbers, transcribed from its LaTeX (ECCV 2024), one line per row of its tables.
 
-Figures were published as pictures; no number of theirs is here.
+Figures were published as images; no number of theirs is here.
 """
 
 TTA_TOTALS = (30, 100, 150)

@@ -1,4 +1,4 @@
-"""A Result as Markdown, CSV, LaTeX or a picture. Columns of the paper's own numbers say so."""
+"""A Result as Markdown, CSV, LaTeX or an image. Columns of the paper's own numbers say so."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from unstride.errors import NotWritten
-from unstride.jobs.outputs import write_whole
 from unstride.paper.exhibits import Value
 from unstride.paper.reproducing import Result
 from unstride.show.style import save
+from unstride.storage.outputs import write_whole
 
 Grid = tuple[list[str], list[list[str]]]
 
@@ -59,7 +59,7 @@ FORMATS: dict[str, tuple[str, Callable[[Result], str]]] = {
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """All formats, and a picture where there is something to draw, as NAME.md, NAME.csv, NAME.tex, NAME.png."""
+    """All formats, and an image where there is something to draw, as NAME.md, NAME.csv, NAME.tex, NAME.png."""
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,16 +71,16 @@ def write(result: Result, folder: Path) -> list[Path]:
         warnings.warn(NotWritten(f"{folder}: cannot be written to ({error.strerror or error})"), stacklevel=2)
         return paths
     if any(isinstance(value.ours, float) for value in result.values):
-        drawn = save(picture(result), folder / f"{result.exhibit.name}.png")
+        drawn = save(image(result), folder / f"{result.exhibit.name}.png")
         paths += [drawn] if drawn is not None else []
     return paths
 
 
-def picture(result: Result) -> Any:
+def image(result: Result) -> Any:
     """A matplotlib Figure: lines, a scatter, or for a table ours and the paper's side by side."""
     draw = {"lines": _lines, "scatter": _scatter, "table": _dots}[result.exhibit.shape]
     figure = draw(result)
-    figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what was substituted goes with the picture
+    figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what was substituted goes with the image
     return figure
 
 

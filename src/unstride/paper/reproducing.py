@@ -15,15 +15,15 @@ import torch
 from unstride.data.batches import Batches
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import ArtefactError
-from unstride.jobs.artefacts import read_artefact, write_artefact
+from unstride.evaluation import Row, evaluate
+from unstride.evaluation.metrics import score
+from unstride.evaluation.runner import make_tta
 from unstride.models import Loaded
 from unstride.paper import macs
 from unstride.paper.catalogue import get
 from unstride.paper.exhibits import LEARNED, PERCENT, Cell, Exhibit, Run, Value
 from unstride.paper.places import Nowhere, Place
-from unstride.proof import Row, evaluate
-from unstride.proof.metrics import score
-from unstride.proof.runner import make_tta
+from unstride.storage.artefacts import read_artefact, write_artefact
 from unstride.tta import TTA
 
 COUNTED = ("gmacs", "macs")

@@ -1,9 +1,9 @@
-"""Where pictures lie: files, folders, lists, tar shards, Hugging Face data sets; one by one, in an order that is fixed.
+"""Where images lie: files, folders, lists, tar shards, Hugging Face data sets; one by one, in an order that is fixed.
 
     for entry in entries(["photos/", "@more.txt", "shard-000.tar", "hf:/data/flowers"]):
         open_image(entry.fetch())
 
-Nothing is held but the names of one folder, so that a million pictures take no more memory than a thousand.
+Nothing is held but the names of one folder, so that a million images take no more memory than a thousand.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from unstride.views.images import is_image_name
 from unstride.views.volumes import is_volume_name
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-MEMBER_BYTES = 1 << 28  # of one picture in a tar: it is read whole
+MEMBER_BYTES = 1 << 28  # of one image in a tar: it is read whole
 _BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture that is listed, not read. `fetch` gives its file or its bytes, before the next entry is asked for."""
+    """An image that is listed, not read. `fetch` gives its file or its bytes, before the next entry is asked for."""
 
     name: str
     fetch: Callable[[], Path | bytes]
@@ -38,14 +38,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Survey:
-    """How many pictures there are (None: only reading everything would tell), and what tells these from others."""
+    """How many images there are (None: only reading everything would tell), and what tells these from others."""
 
     count: int | None
     digest: str
 
 
 def entries(inputs: Sequence[str | Path]) -> Iterator[Entry]:
-    """All pictures of all inputs; what is not there at all is a DataError, before anything is read."""
+    """All images of all inputs; what is not there at all is a DataError, before anything is read."""
     checked = [_checked(str(one)) for one in inputs]
     for one in checked:
         yield from _entries(one)
@@ -70,7 +70,7 @@ def survey(inputs: Sequence[str | Path]) -> Survey:
 def _checked(given: str) -> str:
     path = Path(given.removeprefix("@").removeprefix("hf:"))
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
+        raise DataError(f"{path}: no such file or folder; wanted images, folders, @LIST, tar shards or hf:FOLDER")
     if given.startswith("@") and not path.is_file():
         raise DataError(f"{path}: is a folder; @ is for a text file with a path on each line, so leave it out")
     return given
@@ -91,7 +91,7 @@ def _entries(given: str) -> Iterator[Entry]:
 
 
 def _list(path: Path) -> Iterator[Entry]:
-    """A line for each picture, folder or shard; relative to the list itself. What is not there is a row's error."""
+    """A line for each image, folder or shard; relative to the list itself. What is not there is a row's error."""
     with path.open(encoding="utf-8", errors="surrogateescape") as lines:  # as the file system names its files
         for line in lines:
             name = line.strip()
@@ -118,7 +118,7 @@ def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
 
 
 def _elsewhere(path: Path, above: Sequence[str]) -> bool:
-    """Whether it is a link to a picture that is found under its own name below the same folder."""
+    """Whether it is a link to an image that is found under its own name below the same folder."""
     return path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(above[0])
 
 
@@ -142,7 +142,7 @@ def _tar(path: Path) -> Iterator[Entry]:
 
 def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if member.size > MEMBER_BYTES:
-        raise DataError(f"{member.name}: {member.size:,} bytes are too many for a picture")
+        raise DataError(f"{member.name}: {member.size:,} bytes are too many for an image")
     try:
         file = tar.extractfile(member)
         data = b"" if file is None else file.read()
@@ -189,5 +189,5 @@ def _hf(path: Path) -> Iterator[Entry]:
 def _hf_bytes(data: Any, column: str, index: int) -> Path | bytes:
     stored = data[index][column] or {}
     if not stored.get("bytes") and not stored.get("path"):
-        raise DataError(f"row {index}: there is no picture in {column}")
+        raise DataError(f"row {index}: there is no image in {column}")
     return stored["bytes"] or Path(stored["path"])

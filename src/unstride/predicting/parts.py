@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from unstride.errors import DataError, OptionError
-from unstride.jobs import outputs, strict
 from unstride.predicting.rows import Columns, Row
+from unstride.storage import outputs, strict
 
 FORMATS = (".jsonl", ".csv", ".parquet")
-PART = 256  # pictures; batches do not reach across, so that rows do not depend on who made the part, or when
+PART = 256  # images; batches do not reach across, so that rows do not depend on who made the part, or when
 _GROUP = 1 << 14  # rows of a parquet row group
 
 
@@ -48,7 +48,7 @@ class Parts:
             outputs.write_whole(mark, run.encode())
         elif mark.read_text() != run:
             raise OptionError(
-                f"{self.folder}: holds finished parts of another run (other pictures, model, recipe or version). Start "
+                f"{self.folder}: holds finished parts of another run (other images, model, recipe or version). Start "
                 "that one again, give another --out, or remove the folder"
             )
 
@@ -109,7 +109,7 @@ def _write_parquet(file: IO[bytes], columns: Columns, rows: Iterator[Row]) -> No
     kinds = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
     many = [(name, arrow.list_(kinds[kind])) for name, kind in columns.many.items()]
     single = [(name, kinds[kind]) for name, kind in columns.single.items()]
-    schema = arrow.schema([("picture", arrow.string()), *many, *single])
+    schema = arrow.schema([("image", arrow.string()), *many, *single])
     with parquet.ParquetWriter(file, schema) as writer:
         while group := list(islice(rows, _GROUP)):
             writer.write_table(arrow.Table.from_pylist(group, schema))

@@ -1,4 +1,4 @@
-"""Pictures decoded and prepared a little ahead, by a few threads, while the network works on those before."""
+"""Images decoded and prepared a little ahead, by a few threads, while the network works on those before."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from torch import Tensor
 from unstride.errors import DataError
 from unstride.predicting.inputs import Entry
 from unstride.recipe import Recipe
-from unstride.views.canvas import PLACING, Pictures
+from unstride.views.canvas import PLACING, PILImages
 from unstride.views.images import Preprocess, open_image
 from unstride.views.policies import IDENTITY, View
 from unstride.views.volumes import Frame, Volume, is_volume_name, open_volume
 
-MOST = 128  # pictures ahead
-BYTES = 256 << 20  # of decoded pictures ahead
+MOST = 128  # images ahead
+BYTES = 256 << 20  # of decoded images ahead
 
 
 @dataclass(frozen=True, eq=False)
 class Ready:
-    """A picture as the network wants it, or why there is none."""
+    """An image as the network wants it, or why there is none."""
 
     index: int
     part: int
     name: str
-    size: tuple[int, ...] = (0, 0)  # (height, width) of the picture itself, or that of a volume
+    size: tuple[int, ...] = (0, 0)  # (height, width) of the image itself, or that of a volume
     made: dict[View, Tensor] = field(default_factory=dict)  # (C, h, w)
-    picture: Image.Image | None = None  # where later looks read it
+    image: Image.Image | None = None  # where later looks read it
     frame: Frame | None = None  # where a volume lies
     error: str = ""
 
     @property
     def bytes(self) -> int:
-        kept = 0 if self.picture is None else 3 * self.picture.width * self.picture.height
+        kept = 0 if self.image is None else 3 * self.image.width * self.image.height
         return kept + sum(x.numel() * x.element_size() for x in self.made.values())
 
 
 def open_either(source: Path | bytes) -> Image.Image | Volume:
-    """A picture, or a volume where the file's name says so."""
+    """An image, or a volume where the file's name says so."""
     return open_volume(source) if isinstance(source, Path) and is_volume_name(source) else open_image(source)
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """What a thread does to a picture: all the looks that every picture gets; what gates ask for is made when asked."""
+    """What a thread does to an image: all the looks that every image gets; what gates ask for is made when asked."""
 
     preprocess: Preprocess
     recipe: Recipe
 
     @property
     def keeps(self) -> bool:
-        """Whether views are made from the picture itself, and not from what is left of it."""
+        """Whether views are made from the image itself, and not from what is left of it."""
         return any(op.name in PLACING for s in self.recipe.stages for v in s.views for op in v.ops)
 
     @property
@@ -77,7 +77,7 @@ class Preparing:
             image = open_either(source)
             if isinstance(image, Volume):
                 return Ready(index, part, name, image.size, {IDENTITY: self.preprocess(image)}, frame=image.frame)
-            alone = Pictures([image], self.preprocess)
+            alone = PILImages([image], self.preprocess)
             made = {view: alone.see(view)[0] for view in self.views}
         except (DataError, OSError) as error:
             return Ready(index, part, name, error=str(error))

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from unstride.jobs.outputs import write_whole
 from unstride.predicting.reading import Ready
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.meaning import TASKS, Task
 from unstride.procedure.prediction import Prediction, at_size
 from unstride.show.answers import answer_of, changed, class_map
 from unstride.show.segmentation import palette
+from unstride.storage.outputs import write_whole
 from unstride.views.volumes import volume_bytes, volume_stem
 
 DIGITS = 6
@@ -47,7 +47,7 @@ class Columns:
 
     @property
     def file(self) -> str | None:
-        """The column that names the file of a picture's map."""
+        """The column that names the file of an image's map."""
         return None if not self.meaning.maps else "mask" if self.task == "segmentation" else "map"
 
     @property
@@ -79,7 +79,7 @@ class Columns:
             self.file or "": mask,
             "error": None,
         }
-        return {"picture": _readable(name)} | {key: values[key] for key in (*self.many, *self.single)}
+        return {"image": _readable(name)} | {key: values[key] for key in (*self.many, *self.single)}
 
     def _answer(self, told: Mapping[str, Any]) -> Row:
         best, plain = told["enhanced"], told["plain"]
@@ -97,13 +97,13 @@ class Columns:
         return {"values": [one["value"] for one in best], "plain_values": [one["value"] for one in plain]}
 
     def error(self, name: str, why: str) -> Row:
-        """A picture without an answer, in the same columns."""
-        nothing: Row = {"picture": _readable(name), **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
+        """An image without an answer, in the same columns."""
+        nothing: Row = {"image": _readable(name), **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
         return {**nothing, "error": _readable(why)}
 
     def flat(self, row: Mapping[str, Any]) -> list[Any]:
         """For tables that know no lists: a column for each of the classes."""
-        found = [row["picture"]]
+        found = [row["image"]]
         for k in range(self.top):
             found += [row[name][k] if row[name] is not None and k < len(row[name]) else None for name in self.many]
         return found + [row[name] for name in self.single]
@@ -112,7 +112,7 @@ class Columns:
     def flat_names(self) -> list[str]:
         of_one = ["class", "name", self.value] if self.meaning.classes else ["value", "plain_value"]
         of_one = of_one[: len(self.many)]
-        return ["picture", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
+        return ["image", *(f"{name}_{k + 1}" for k in range(self.top) for name in of_one), *self.single]
 
 
 def _readable(name: str) -> str:
@@ -120,8 +120,8 @@ def _readable(name: str) -> str:
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def over_picture(p: Prediction, size: tuple[int, ...]) -> Prediction:
-    """A map's answers over the picture's own pixels; features stay on their grid."""
+def over_image(p: Prediction, size: tuple[int, ...]) -> Prediction:
+    """A map's answers over the image's own pixels; features stay on their grid."""
     if p.task == "features":
         return p
 

@@ -1,4 +1,4 @@
-r"""`predict(model, pictures, out)`: every picture's answer in a table, however many pictures there are.
+r"""`predict(model, images, out)`: every image's answer in a table, however many images there are.
 
     done = unstride.predict("timm:resnet18", ["photos/", "shard-000.tar"], "predictions.parquet", recipe="flip")
     print(done)
@@ -28,10 +28,8 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError, UnstrideError
-from unstride.jobs import locks, outputs, strict
-from unstride.jobs.distributed import World, world
-from unstride.jobs.fingerprint import digest, fingerprint
-from unstride.jobs.progress import progress as show_progress
+from unstride.evaluation.loop import prepared
+from unstride.evaluation.rows import versions
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.models.tasks import task_of
@@ -39,27 +37,29 @@ from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
 from unstride.predicting.parts import PART, Parts, check_out, write_table
 from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
-from unstride.predicting.rows import Columns, Row, over_picture, write_map, write_mask
+from unstride.predicting.rows import Columns, Row, over_image, write_map, write_mask
 from unstride.procedure.meaning import task_named
 from unstride.procedure.prediction import Prediction
-from unstride.proof.loop import prepared
-from unstride.proof.rows import versions
 from unstride.recipe.files import to_data
 from unstride.recipe.saving import task_said
-from unstride.views.canvas import Pictures
+from unstride.storage import locks, outputs, strict
+from unstride.storage.distributed import World, world
+from unstride.storage.fingerprint import digest, fingerprint
+from unstride.storage.progress import progress as show_progress
+from unstride.views.canvas import PILImages
 from unstride.views.policies import IDENTITY
 
-BATCH = 32  # pictures at once; of maps, which are large and of many sizes, one
-_PLANS = 8  # captures kept: pictures of many sizes would otherwise fill the memory with them
-_TRIED = 32  # pictures, to find one that can be read
+BATCH = 32  # images at once; of maps, which are large and of many sizes, one
+_PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
+_TRIED = 32  # images, to find one that can be read
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a run did. `waiting` is the share of its time in which the network waited for pictures."""
+    """What a run did. `waiting` is the share of its time in which the network waited for images."""
 
     out: str
-    pictures: int
+    images: int
     errors: int
     changed: float  # share of the answers (segmentation: of the pixels) that are not the plain network's
     cost: float  # mean, in plain forwards
@@ -67,17 +67,17 @@ class Predicted:
     waiting: float
     masks: str | None = None
     already: bool = False  # the table was there, from an earlier run whose figures these are
-    before: int = 0  # of the pictures, those that a run before a crash had done
+    before: int = 0  # of the images, those that a run before a crash had done
 
     def __str__(self) -> str:
-        own = self.pictures - self.before
-        rate = f" ({own / self.seconds:.1f} pictures/s)" if self.seconds and not self.already else ""
+        own = self.images - self.before
+        rate = f" ({own / self.seconds:.1f} images/s)" if self.seconds and not self.already else ""
         why = ", see the column `error` of the table" if self.errors else ""
         lines = [
             *(["already done: nothing left to do"] * self.already),
-            f"{self.pictures:,} pictures, {self.errors:,} of them could not be read or run{why}{rate}",
+            f"{self.images:,} images, {self.errors:,} of them could not be read or run{why}{rate}",
             f"{self.changed:.2%} changed, at {self.cost:.2f} plain forwards each",
-            *([] if self.already else [f"{self.waiting:.0%} of the time was waiting for pictures"]),
+            *([] if self.already else [f"{self.waiting:.0%} of the time was waiting for images"]),
             f"table: {self.out}",
         ]
         return "\n".join(lines + ([f"masks: {self.masks}"] if self.masks else []))
@@ -85,7 +85,7 @@ class Predicted:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run: the model with its recipe, where the pictures are, and where the rows go."""
+    """One run: the model with its recipe, where the images are, and where the rows go."""
 
     loaded: Loaded
     better: Enhanced
@@ -100,7 +100,7 @@ class Job:
 
     @property
     def masks(self) -> Path | None:
-        """Where the maps of the pictures go, masks or others, where there are any."""
+        """Where the maps of the images go, masks or others, where there are any."""
         file = self.columns.file
         return None if file is None else self.out.with_name(f"{self.out.stem}.{file}s")
 
@@ -121,15 +121,15 @@ def predict(
     progress: bool = False,
     **options: Any,
 ) -> Predicted:
-    """A row for every picture in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
+    """A row for every image in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
     depth and features as .npy. Vectors (an embedding, numbers) are in the row.
 
-    inputs     picture or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
+    inputs     image or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
                shards of WebDataset, folders of a Hugging Face `save_to_disk`
     top        classes in each row
     options    what `enhance` takes: recipe, budget, ...
 
-    A picture that cannot be read is a row with its error. OUT.run.json says what made the table.
+    An image that cannot be read is a row with its error. OUT.run.json says what made the table.
     """
     job = _job(model, inputs, Path(out), weights, task, top, batch_size, options)
     with world() as us:
@@ -137,7 +137,7 @@ def predict(
         about = _about(job, found)
         run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
         if us.share(run) != run:
-            raise OptionError("the processes disagree on the model, the pictures or the options; start all alike")
+            raise OptionError("the processes disagree on the model, the images or the options; start all alike")
         before = us.share(_finished(job, run) if us.leads else None)
         if before is not None:
             return before
@@ -177,7 +177,7 @@ def _job(
     loaded = load_model(model, weights) if isinstance(model, str) else model
     given = (str(inputs),) if isinstance(inputs, str | Path) else tuple(map(str, inputs))
     if not given:
-        raise OptionError("inputs: none given; wanted pictures, folders, @LIST, tar shards or hf:FOLDER")
+        raise OptionError("inputs: none given; wanted images, folders, @LIST, tar shards or hf:FOLDER")
     device, dtype = place(loaded.model)
     task = task or task_said(options.get("recipe")) or loaded.task
     found = task_of(task, loaded.model, _example(loaded, given).to(device, dtype))
@@ -185,7 +185,7 @@ def _job(
     loaded = loaded.for_task(meant.name)
     if meant.maps and meant.name != "features" and loaded.preprocess.crop is not None:
         raise OptionError(
-            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole picture: use crop=None"
+            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole image: use crop=None"
         )
     out = Path(os.path.realpath(out))  # what a link stands for, not the link
     example = _example(loaded, given).to(device, dtype)
@@ -200,19 +200,19 @@ def _job(
 
 
 def _check(job: Job) -> None:
-    """What every picture would stumble over is said before the first."""
+    """What every image would stumble over is said before the first."""
     for stage in job.better.recipe.stages:
         if stage.gate is not None:
             stage.gate.opens(torch.ones(1))
     for given in map(Path, job.inputs):
         if job.columns.file == "mask" and given.is_dir() and job.out.is_relative_to(os.path.realpath(given)):
             raise OptionError(
-                f"--out {job.out}: its masks would lie in {given}, among the pictures; give a name in another folder"
+                f"--out {job.out}: its masks would lie in {given}, among the images; give a name in another folder"
             )
 
 
 def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
-    """The first picture that can be read, as the network sees it."""
+    """The first image that can be read, as the network sees it."""
     for entry in islice(entries(inputs), _TRIED):
         try:
             return loaded.preprocess(open_either(entry.fetch()))[None]
@@ -259,7 +259,7 @@ def _finished(job: Job, run: str) -> Predicted | None:
 
 
 def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
-    """Makes the parts that are missing, each process its share: how many pictures there are, the seconds waited, and
+    """Makes the parts that are missing, each process its share: how many images there are, the seconds waited, and
     how many of them were done before.
     """
     finished = us.share(job.parts.done() if us.leads else set())
@@ -273,21 +273,21 @@ def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, floa
     with show_progress(
         label + (f", {len(finished)} parts were done" if finished else ""), total, progress and us.leads
     ) as advance:
-        for number, pictures in groupby(reader(iter(seen)), key=lambda ready: ready.part):
+        for number, images in groupby(reader(iter(seen)), key=lambda ready: ready.part):
             rows: dict[int, Row] = {}
             # asked once for the part, which is not saved if the model was written meanwhile
             with job.better.unchanged():
-                for batch in _batches(job, pictures):
+                for batch in _batches(job, images):
                     rows |= _answers(job, batch)
                     done += len(batch)
                     spent = time.perf_counter() - start
-                    advance(len(batch), f"{done / spent:.1f} pictures/s, {reader.waited / spent:.0%} waiting for them")
+                    advance(len(batch), f"{done / spent:.1f} images/s, {reader.waited / spent:.0%} waiting for them")
             job.parts.save(number, [rows[index] for index in sorted(rows)])
     return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in finished)
 
 
 class _Dealt:
-    """(part, index, entry) of the pictures that are this process's to do; `count` is of all, when it is through."""
+    """(part, index, entry) of the images that are this process's to do; `count` is of all, when it is through."""
 
     def __init__(self, found: Iterator[Entry], finished: set[int], us: World) -> None:
         self.found, self.finished, self.us, self.count = found, finished, us, 0
@@ -302,11 +302,11 @@ class _Dealt:
                 yield part, index, entry
 
 
-def _batches(job: Job, pictures: Iterator[Ready]) -> Iterator[list[Ready]]:
-    """Pictures of one size together, those without one as they come; never more than so many, or so many bytes."""
+def _batches(job: Job, images: Iterator[Ready]) -> Iterator[list[Ready]]:
+    """Images of one size together, those without one as they come; never more than so many, or so many bytes."""
     buckets: dict[tuple[int, ...], list[Ready]] = {}
     held = 0
-    for ready in pictures:
+    for ready in images:
         if ready.error:
             yield [ready]
             continue
@@ -339,13 +339,13 @@ def _answers(job: Job, batch: list[Ready]) -> dict[int, Row]:
     return {ready.index: _row(job, ready, p) for ready, p in zip(batch, found, strict=True)}
 
 
-def _source(job: Job, batch: Sequence[Ready]) -> Tensor | Pictures:
+def _source(job: Job, batch: Sequence[Ready]) -> Tensor | PILImages:
     device, dtype = place(job.better.model)
     made = {view: torch.stack([ready.made[view] for ready in batch]) for view in batch[0].made}
-    pictures = [ready.picture for ready in batch if ready.picture is not None]
-    if not pictures:
+    images = [ready.image for ready in batch if ready.image is not None]
+    if not images:
         return made[IDENTITY].to(device, dtype)
-    return Pictures(pictures, job.loaded.preprocess, torch.empty(0, device=device, dtype=dtype), made)
+    return PILImages(images, job.loaded.preprocess, torch.empty(0, device=device, dtype=dtype), made)
 
 
 def _row(job: Job, ready: Ready, p: Prediction) -> Row:
@@ -353,7 +353,7 @@ def _row(job: Job, ready: Ready, p: Prediction) -> Row:
         return job.columns.error(ready.name, p.problem)
     if job.masks is None:
         return job.columns.row(ready.name, p, job.loaded.classes)
-    p = over_picture(p, ready.size)
+    p = over_image(p, ready.size)
     if job.columns.file == "mask":
         return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
     return job.columns.row(ready.name, p, job.loaded.classes, write_map(job.masks, ready, p))
@@ -382,7 +382,7 @@ class _Counted:
 def _join(job: Job, count: int, before: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
     """The parts as one table, and what made it beside it."""
     if not count:
-        raise DataError(f"{', '.join(job.inputs)}: there is no picture")
+        raise DataError(f"{', '.join(job.inputs)}: there is no image")
     counted = _Counted(job.parts.rows(count))
     whole = job.parts.folder / job.out.name  # what a crash leaves of it is swept away with the parts
     write_table(whole, job.columns, iter(counted))

@@ -121,7 +121,7 @@ def _shared(plan: Plan, leaves: list[Any]) -> list[Any]:
 
 def returned(plan: Plan, leaves: list[Any], crop: Crop, count: int, merged: bool = False) -> Any:
     """Output leaves of `count` images -> what the model returns: maps without padding, beside them what no image
-    changes. `merged` main logits are in the picture's own coordinates already.
+    changes. `merged` main logits are in the image's own coordinates already.
     """
     beside, main = plan.graph.beside(count), plan.graph.index(plan.targets[0].leaf)
     done = [beside[x] if isinstance(x, Node) else cropped_output(x, crop) for x in leaves]
@@ -174,7 +174,7 @@ def searched_prediction(plan: Plan, options: Options, r: ImageRun, macs: int, fi
 
 
 def looked_predictions(looked: Looked, final: Tensor) -> list[Prediction]:
-    """One Prediction per picture from stages of looks."""
+    """One Prediction per image from stages of looks."""
     own: list[list[Visited]] = [[] for _ in final]
     for seen in looked.seen:
         for k, row in enumerate(seen.rows):

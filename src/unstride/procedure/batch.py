@@ -1,4 +1,4 @@
-"""Pictures under way through the network: what a view says in some states, brought back over the plain picture."""
+"""Images under way through the network: what a view says in some states, brought back over the plain image."""
 
 from __future__ import annotations
 

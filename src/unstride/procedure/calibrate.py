@@ -1,4 +1,4 @@
-"""Gates set from unlabelled pictures: a picture that reaches a gate has taken all looks before it, whatever the other
+"""Gates set from unlabelled images: an image that reaches a gate has taken all looks before it, whatever the other
 gates do, so thresholds and mean cost follow from one run with every gate open.
 """
 
@@ -18,9 +18,9 @@ Price = float | Callable[[Tensor], float]  # of a stage, in plain forwards; or t
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A batch of pictures of one size that passed every gate: how sure each was before it, and what stages cost it.
+    """A batch of images of one size that passed every gate: how sure each was before it, and what stages cost it.
 
-    `sure`: of the pictures (N,), or of their tiles, (N, rows, columns).
+    `sure`: of the images (N,), or of their tiles, (N, rows, columns).
     """
 
     sure: Sequence[Tensor]
@@ -32,17 +32,17 @@ class Opened:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `better.calibrate(pictures, cost=1.5)` found: `print` tells what it will cost, and what share goes on."""
+    """What `better.calibrate(images, cost=1.5)` found: `print` tells what it will cost, and what share goes on."""
 
-    pictures: int
+    images: int
     cost: float  # mean, in plain forwards
-    shares: tuple[float, ...]  # of all pictures, or of their tiles, that pass each gate
+    shares: tuple[float, ...]  # of all images, or of their tiles, that pass each gate
     stages: tuple[Stage, ...]
 
     def __str__(self) -> str:
         gates = [f"  {share:.0%} look again where {s.gate}" for share, s in zip(self.shares, self._gated, strict=True)]
-        several = "s" if self.pictures > 1 else ""
-        return "\n".join([f"mean cost {self.cost:.2f} plain forwards, on {self.pictures} picture{several}", *gates])
+        several = "s" if self.images > 1 else ""
+        return "\n".join([f"mean cost {self.cost:.2f} plain forwards, on {self.images} image{several}", *gates])
 
     @property
     def _gated(self) -> list[Stage]:
@@ -57,7 +57,7 @@ def calibrate(stages: Sequence[Stage], runs: Sequence[Opened], cost: float | Non
     if not gates:
         raise OptionError("this recipe has no gate: there is nothing to calibrate")
     if not runs:
-        raise InputError("calibrate: got no pictures")
+        raise InputError("calibrate: got no images")
     if cost is None:
         shares = [s.gate.share for s in stages if s.gate is not None]
         if any(s is None for s in shares):
@@ -65,7 +65,7 @@ def calibrate(stages: Sequence[Stage], runs: Sequence[Opened], cost: float | Non
         return _settled(stages, runs, [float(s) for s in shares if s is not None], of_all=True)
     least, most = (_settled(stages, runs, [share] * gates) for share in (0.0, 1.0))
     if not least.cost - 1e-9 <= cost:
-        raise OptionError(f"cost: got {cost:g}, but what every picture takes costs {least.cost:.3g} plain forwards")
+        raise OptionError(f"cost: got {cost:g}, but what every image takes costs {least.cost:.3g} plain forwards")
     low, high, best = 0.0, 1.0, least
     for _ in range(24):
         middle = (low + high) / 2

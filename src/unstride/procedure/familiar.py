@@ -1,4 +1,4 @@
-"""A warning without labels: a network that was never trained on moved pictures shows it in its own answers."""
+"""A warning without labels: a network that was never trained on moved images shows it in its own answers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,9 +16,9 @@ CHANGED, ROOM = 2.0, 0.02  # answers that change, as a multiple of the same
 def unfamiliar(plain: Tensor, moved: Tensor) -> str | None:
     """Logits (N, K) of the plain and of moved looks -> why they look unfamiliar to the network, or None.
 
-    An ordinary network is as sure of a picture that moved by a pixel as of the picture itself, and changes its answer
+    An ordinary network is as sure of an image that moved by a pixel as of the image itself, and changes its answer
     about as often as its own doubt says. Where confidence drops and answers change far more often than that, moved
-    pictures were not in its training.
+    images were not in its training.
     """
     before, after = (two_class(z.float()).softmax(1) for z in (plain, moved))
     doubt = 1 - float(before.amax(1).mean())
@@ -27,7 +27,7 @@ def unfamiliar(plain: Tensor, moved: Tensor) -> str | None:
     if not (drop > DROP * doubt + SLACK and changed > CHANGED * doubt + ROOM):
         return None
     return (
-        f"confidence drops by {drop:.3f} and {changed:.1%} of the answers change on moved pictures, though the network "
+        f"confidence drops by {drop:.3f} and {changed:.1%} of the answers change on moved images, though the network "
         f"leaves only {doubt:.1%} to doubt"
     )
 

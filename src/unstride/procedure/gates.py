@@ -18,7 +18,7 @@ from unstride.views.policies import IDENTITY, View
 
 MEASURES = ("margin", "probability", "entropy", "agreement")
 CONTEXT = 64  # pixels around a tile
-_TILE, _SMALL = 32, 256  # pixels: a smaller picture has smaller tiles, and no room for much around them
+_TILE, _SMALL = 32, 256  # pixels: a smaller image has smaller tiles, and no room for much around them
 _STATES = "'plain', 'near:N' such as 'near:4', or a list of states"
 States = str | tuple[Any, ...]  # "plain", "near:N", or states as `StateSpace.parse` reads them
 
@@ -61,7 +61,7 @@ class Gate:
         if self.below is None:
             raise OptionError(
                 f"the gate asks for the least sure {self.share:.0%} of the images, and which those are is not known "
-                "yet: call better.calibrate(pictures) with some unlabelled ones, or give a threshold: Gate(below=0.5)"
+                "yet: call better.calibrate(images) with some unlabelled ones, or give a threshold: Gate(below=0.5)"
             )
         return ~(sure >= self.below)  # what is not a number is not sure
 
@@ -74,7 +74,7 @@ class Gate:
 
 
 def tile_gate(size: Sequence[int]) -> Gate:
-    """Tiles for pictures of this size, all of them as yet: `calibrate`, or who tunes, says which share looks again."""
+    """Tiles for images of this size, all of them as yet: `calibrate`, or who tunes, says which share looks again."""
     if min(size) >= _SMALL:
         return Gate(share=1.0, tile=_TILE)
     return Gate(share=1.0, tile=_TILE // 2, context=_TILE // 2)

@@ -1,6 +1,6 @@
-"""Stages of looks for a batch of pictures: each view prepared once, states from shared prefixes, merged as they come.
+"""Stages of looks for a batch of images: each view prepared once, states from shared prefixes, merged as they come.
 
-What the gates stop costs nothing more: the pictures that go on are put together again, so time falls as MACs do.
+What the gates stop costs nothing more: the images that go on are put together again, so time falls as MACs do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Fit = Callable[[Tensor], tuple[Tensor, Plan, Crop]]
 
 @dataclass(frozen=True)
 class Look:
-    """A view of the picture, in a state of the network."""
+    """A view of the image, in a state of the network."""
 
     view: View
     state: State
@@ -52,7 +52,7 @@ class Seen:
 
 @dataclass(eq=False)
 class Merged:
-    """The running mean of all looks, picture by picture, of what the task and `merge` average; or their median."""
+    """The running mean of all looks, image by image, of what the task and `merge` average; or their median."""
 
     merge: str
     task: Task = TASKS["classification"]
@@ -107,7 +107,7 @@ def _median(looks: Sequence[Tensor]) -> Tensor:
 
 @dataclass(eq=False)
 class Looked:
-    """What became of a batch: merged logits, and per picture its looks, MACs and why it ended."""
+    """What became of a batch: merged logits, and per image its looks, MACs and why it ended."""
 
     merged: Merged
     macs: list[int]
@@ -117,8 +117,8 @@ class Looked:
     beside: dict[int, Merged] = field(default_factory=dict)  # further maps of the output, by the number of the target
     plain: list[Batch] = field(default_factory=list)  # the plain view's runs: its own answer, and other outputs
     seen: list[Seen] = field(default_factory=list)  # only where it is to be explained
-    sure: list[Tensor] = field(default_factory=list)  # of all pictures (or tiles) before each gate, when calibrating
-    spent: list[int] = field(default_factory=list)  # MACs of the first picture after each stage
+    sure: list[Tensor] = field(default_factory=list)  # of all images (or tiles) before each gate, when calibrating
+    spent: list[int] = field(default_factory=list)  # MACs of the first image after each stage
 
     @property
     def plain_macs(self) -> int:
@@ -202,7 +202,7 @@ class Looking:
     def _whole(
         self, source: Source, stage: Stage, rows: list[int], out: Looked, taken: set[Look], kept: list[Batch]
     ) -> list[Batch]:
-        """The stage's looks at whole pictures; the runs that were begun for it."""
+        """The stage's looks at whole images; the runs that were begun for it."""
         known = {v for b in kept for v in b.views}
         fresh = list(self._start(source, stage, rows, known))
         if not out.plain:  # before anything is taken: maps of other sizes are laid over the plain one
@@ -215,7 +215,7 @@ class Looking:
         self, source: Source, stage: Stage, gate: Gate, tiles: dict[int, Tensor], out: Looked, taken: set[Look],
         kept: list[Batch],
     ) -> None:  # fmt: skip
-        """The stage's looks at open tiles, window by window; a picture that is mostly open is looked at whole."""
+        """The stage's looks at open tiles, window by window; an image that is mostly open is looked at whole."""
         first = out.plain[0]
         size = first.out_size(first.plan.targets[0])
         for view in stage.views:
@@ -314,7 +314,7 @@ def part_prices(stages: Sequence[Stage], run: Looked) -> list[Price]:
 
 
 def _part_price(cost: float, tilings: Sequence[Tiling], alive: Tensor) -> float:
-    """The mean over pictures whose tiles (N, rows, columns) are open."""
+    """The mean over images whose tiles (N, rows, columns) are open."""
     areas = [math.prod(t.shown) for t in tilings]
     shares = [[t.share(where) for where in alive] for t in tilings]
     return cost * sum(a * sum(own) / len(own) for a, own in zip(areas, shares, strict=True)) / sum(areas)
@@ -328,14 +328,14 @@ def total_stride(plan: Plan) -> tuple[int, ...]:
 
 
 def cropped_size(size: Sequence[int], crop: Sequence[float]) -> tuple[int, ...]:
-    """Of the picture that was filled up to this size."""
+    """Of the image that was filled up to this size."""
     return tuple(round(n * share) for n, share in zip(size, crop, strict=True))
 
 
 def matched_stages(stages: Sequence[Stage], seen: Sequence[Seen]) -> tuple[Stage, ...]:
     """The stages with a temperature for every view of another size, so that it speaks as the plain one does.
 
-    `seen`: what every look said of all pictures, with all gates open; no labels are needed.
+    `seen`: what every look said of all images, with all gates open; no labels are needed.
     """
     heard: dict[View, list[Tensor]] = {}
     for one in seen:

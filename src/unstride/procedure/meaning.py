@@ -2,7 +2,7 @@
 
     TASKS["embedding"].compare([v.logits for v in p.states], p.logits)    # (agreement, spread)
 
-Everything else asks here, so a new task is a few lines in this file, and its score in `unstride.proof`.
+Everything else asks here, so a new task is a few lines in this file, and its score in `unstride.evaluation`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Compared = tuple[float, Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """One of several classes, by softmax: of a picture, or at every pixel where the output `maps` it.
+    """One of several classes, by softmax: of an image, or at every pixel where the output `maps` it.
 
     The tuples say what a recipe may ask for, the usual first. `stitches`: states can be laid on a finer grid. `pads`: a
-    picture of a size that the model does not take is padded, and the answer cut again.
+    image of a size that the model does not take is padded, and the answer cut again.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Labels(Task):
-    """Any number of labels, each yes or no by its own sigmoid. The least sure label is what a picture is unsure of."""
+    """Any number of labels, each yes or no by its own sigmoid. The least sure label is what an image is unsure of."""
 
     one_label: ClassVar[bool] = False
 
@@ -199,13 +199,13 @@ class Values(Task):
 
 @dataclass(frozen=True)
 class Directions(Values):
-    """Vectors that are compared by their angle: of a picture, or at every cell of a map.
+    """Vectors that are compared by their angle: of an image, or at every cell of a map.
 
     Their mean is that of unit vectors, as long as the looks are in the mean: unit vectors stay unit vectors.
     """
 
     def reads(self, shape: Sequence[int]) -> str:
-        return "features that lie on the picture" if self.maps else f"a vector of {math.prod(shape[1:])} numbers"
+        return "features that lie on the image" if self.maps else f"a vector of {math.prod(shape[1:])} numbers"
 
     def own(self, output: Tensor) -> Tensor:
         return normalize(output.flatten(1).float())

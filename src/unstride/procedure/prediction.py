@@ -113,7 +113,7 @@ def moved(plan: Plan, state: State, size: Sequence[int]) -> tuple[int, ...]:
 
 
 def at_size(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Maps (B, K, h, w) over `size` pixels: of signals, pictures or volumes."""
+    """Maps (B, K, h, w) over `size` pixels: of signals, images or volumes."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(size)]
     same = tuple(maps.shape[2:]) == tuple(size)
     return maps if same else interpolate(maps, tuple(size), mode=mode, align_corners=False)

@@ -190,7 +190,7 @@ def _shown(shapes: dict[Node, Any], leaves: Sequence[Node]) -> str:
 
 
 def _feature_pairs(graph: Graph, found: Subsampling, leaves: Sequence[Node]) -> list[tuple[Node, Node, Grid | None]]:
-    """The outputs that lie on the picture, the coarsest first; of a model that returns none, its last map."""
+    """The outputs that lie on the image, the coarsest first; of a model that returns none, its last map."""
     layers = set(range(1, len(found.layers) + 1))
     pairs: list[tuple[Node, Node, Grid | None]] = []
     for leaf in dict.fromkeys(leaves):
@@ -204,7 +204,7 @@ def _feature_pairs(graph: Graph, found: Subsampling, leaves: Sequence[Node]) -> 
         if node is not None and layers:
             return [(node, node, grid)]
     raise CaptureError(
-        "features need a map or tokens that lie on the picture; this model returns "
+        "features need a map or tokens that lie on the image; this model returns "
         f"{_shown(found.trace.shapes, leaves)}, and its last map cannot be laid on a grid. Give the part of it that "
         "returns a map (timm: features_only=True)."
     )

@@ -21,7 +21,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def sure_temperature(logits: Tensor, labels: Tensor) -> float:
-    """`fit_temperature` where that surely makes other labels likelier, else 1: few pictures know little of it."""
+    """`fit_temperature` where that surely makes other labels likelier, else 1: few images know little of it."""
     gaps = []
     for k in range(FOLDS):
         held = torch.arange(len(labels)) % FOLDS == k
@@ -36,7 +36,7 @@ def sure_temperature(logits: Tensor, labels: Tensor) -> float:
 def match_temperature(logits: Tensor, like: Tensor) -> float:
     """Logits (N, K) divided by it come nearest to what `like` (N, K) says; no labels are needed.
 
-    Example: a larger view of the same pictures is surer of itself than the plain one; this makes both speak alike.
+    Example: a larger view of the same images is surer of itself than the plain one; this makes both speak alike.
     """
     logits, wanted = two_class(logits.float()), two_class(like.float()).softmax(1)
     return _least(lambda t: float(F.cross_entropy(logits / t, wanted)))
@@ -60,5 +60,5 @@ def _least(loss: Callable[[float], float]) -> float:
 
 
 def nll(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
-    """Of each picture, (N,)."""
+    """Of each image, (N,)."""
     return F.cross_entropy(two_class(logits.double()) / temperature, labels, reduction="none")

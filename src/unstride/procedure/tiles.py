@@ -1,9 +1,9 @@
-"""Gates in space: which tiles of a picture look again, and the fewest windows that hold them with their context.
+"""Gates in space: which tiles of an image look again, and the fewest windows that hold them with their context.
 
-A window has one size for all pictures of a view, begins on a multiple of the network's stride and is as odd as the
-whole, so that every cell lies where it lies in the whole picture. It serves the tiles that are `context` pixels away
-from its sides, except where a side is the picture's own. What a network sees beyond that (a global pool) is the window
-instead of the picture.
+A window has one size for all images of a view, begins on a multiple of the network's stride and is as odd as the
+whole, so that every cell lies where it lies in the whole image. It serves the tiles that are `context` pixels away
+from its sides, except where a side is the image's own. What a network sees beyond that (a global pool) is the window
+instead of the image.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _PLACES = {"Field", "ShiftX", "ShiftY", "FiveCrop", "Scale", "TranslateX", "Tran
 
 
 def tile_of(size: int, out: int, tile: int) -> Tensor:
-    """In which tile each row (or column) of a map lies: (out,) for a picture of `size` pixels."""
+    """In which tile each row (or column) of a map lies: (out,) for an image of `size` pixels."""
     return (torch.arange(out) * size // out) // tile
 
 
 def tile_means(sure: Tensor, size: Sequence[int], tile: int) -> Tensor:
-    """(B, h, w) -> (B, rows, columns): the mean over each tile of `tile` pixels of (H, W) = `size` pictures."""
+    """(B, h, w) -> (B, rows, columns): the mean over each tile of `tile` pixels of (H, W) = `size` images."""
     y, x = (tile_of(size[a], sure.shape[1 + a], tile).to(sure.device) for a in (0, 1))
     rows, columns = (torch.nn.functional.one_hot(k).to(sure).T for k in (y, x))
     count = rows.sum(1)[:, None] * columns.sum(1)
@@ -86,20 +86,20 @@ class Window:
 class Tiling:
     """`Tiling.of(view, gate, (180, 240), stride=8).cover(where)`: the windows of a view."""
 
-    size: tuple[int, int]  # of the plain picture
+    size: tuple[int, int]  # of the plain image
     shown: tuple[int, int]  # of the view
     flips: tuple[bool, bool]
     tile: int
-    rim: int  # pixels beside a tile that bringing its map back to the plain picture needs
+    rim: int  # pixels beside a tile that bringing its map back to the plain image needs
     axes: tuple[Axis, Axis]
     filled: tuple[int, int]
 
     @classmethod
     def of(cls, view: View, gate: Gate, size: Sequence[int], stride: Sequence[int], fill: int = 1) -> Tiling:
-        """`fill`: what the network's pictures are filled up to a multiple of."""
+        """`fill`: what the network's images are filled up to a multiple of."""
         strange = [op.name for op in view.ops if op.name in _PLACES]
         if strange or len(size) != 2:
-            raise OptionError(f"a gate with a tile takes mirrors and sizes of pictures (B, C, H, W), not {view}")
+            raise OptionError(f"a gate with a tile takes mirrors and sizes of images (B, C, H, W), not {view}")
         assert gate.tile is not None
         plain = (int(size[0]), int(size[1]))
         shown, turned = place(view, plain).size, flips(view)
@@ -144,7 +144,7 @@ class Tiling:
         return 1.0 if windows is None else len(windows) * math.prod(self.window) / math.prod(self.filled)
 
     def cut(self, images: Tensor, windows: Sequence[Window]) -> Tensor:
-        """One picture (1, C, h, w) of the view -> (windows, C, ...)."""
+        """One image (1, C, h, w) of the view -> (windows, C, ...)."""
         h, w = self.window
         return torch.cat([images[:, :, one.top : one.top + h, one.left : one.left + w] for one in windows])
 

@@ -17,13 +17,13 @@ from typing import Any
 from torch import nn
 
 from unstride.errors import ArtefactError, NotProved, OptionError, UnstrideError
-from unstride.jobs import strict
-from unstride.jobs.artefacts import write_file
-from unstride.jobs.fingerprint import check_model, fingerprint
 from unstride.models.libraries import close_to
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
 from unstride.recipe.recipe import Recipe
+from unstride.storage import strict
+from unstride.storage.artefacts import write_file
+from unstride.storage.fingerprint import check_model, fingerprint
 from unstride.views.images import Preprocess
 from unstride.views.policies import parse_view
 
@@ -45,7 +45,7 @@ class Written:
     task: str | None = None  # that of the recipe, where the file names one
 
     def check(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
-        """Refuse another network, or pictures that are prepared in another way."""
+        """Refuse another network, or images that are prepared in another way."""
         if self.model is not None:
             check_model(self.path, self.model, model)
         if preprocess is not None and self.preprocess is not None and preprocess != self.preprocess:
@@ -53,7 +53,7 @@ class Written:
             names = [f.name for f in fields(old) if getattr(preprocess, f.name) != getattr(old, f.name)]
             raise ArtefactError(
                 f"{self.path} was made with other preprocessing ({', '.join(names)} differ): {old}. "
-                "Prepare the pictures in the same way, or tune again."
+                "Prepare the images in the same way, or tune again."
             )
 
     def warn(self) -> None:

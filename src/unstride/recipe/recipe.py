@@ -1,4 +1,4 @@
-"""What is done to every picture, in one frozen noun: from Python to the command line to a file and back.
+"""What is done to every image, in one frozen noun: from Python to the command line to a file and back.
 
     recipe = unstride.recipe.get("paper").changed(budget=4)
     print(recipe)
@@ -153,7 +153,7 @@ class Recipe:
             raise OptionError(f"task={task.name!r} takes stages of looks and no search: stages with states='near:4'")
         for name, allowed in (("criterion", task.criteria), ("aggregate", task.aggregates)):
             if getattr(self, name) not in allowed:
-                needs = "one class for each picture or pixel" if task.classes else "classes"
+                needs = "one class for each image or pixel" if task.classes else "classes"
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} needs {needs}, which task={task.name!r} has not: it takes "
                     f"{', '.join(map(repr, allowed))}; or {NEAR}"
@@ -165,7 +165,7 @@ class Recipe:
         task, tiles = TASKS[self.task], {gate.tile for gate in gates}
         for gate in gates:
             if gate.by not in task.gates:
-                needs = "one class for each picture" if task.classes else "classes"
+                needs = "one class for each image" if task.classes else "classes"
                 able = f"it has a gate by {', '.join(task.gates)}; or " if task.gates else ""
                 raise OptionError(
                     f"a gate by {gate.by!r} needs {needs}, which task={task.name!r} has not: {able}{NEAR}"
@@ -173,7 +173,7 @@ class Recipe:
         if not task.maps and tiles - {None}:
             raise OptionError("gate: tile is for segmentation, where an answer has places; leave it out")
         if len(tiles) > 1:
-            raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole pictures")
+            raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole images")
 
     def changed(self, **changes: Any) -> Recipe:
         """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""

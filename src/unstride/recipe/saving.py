@@ -9,14 +9,14 @@ from torch import nn
 
 from unstride.errors import ArtefactError, OptionError
 from unstride.graph.capture import wanted_axes
-from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
-from unstride.jobs.fingerprint import check_model, fingerprint
 from unstride.procedure.aggregate import Attention
 from unstride.procedure.plans import check_run
 from unstride.procedure.tasks import Plan
 from unstride.recipe.files import from_data, read, to_data
 from unstride.recipe.presets import get
 from unstride.recipe.recipe import Recipe
+from unstride.storage.artefacts import check_finite, read_artefact, write_artefact
+from unstride.storage.fingerprint import check_model, fingerprint
 from unstride.views.images import Preprocess
 
 KIND = "enhanced"

@@ -3,7 +3,7 @@
 DOCS = {
     "name": "what it is called",
     "task": "what the network's output means: classification, multilabel, segmentation, dense, embedding, ...",
-    "stages": "looks (views in states) that are taken one after the other, each behind its gate, for pictures or tiles",
+    "stages": "looks (views in states) that are taken one after the other, each behind its gate, for images or tiles",
     "merge": "what looks become one by: the mean of logits, probabilities, values or directions, or a median",
     "temperature": "the merged logits are divided by it: it changes how sure, never which",
     "budget": "states of each image in the paper's search, the plain one included; 1 is the model itself",

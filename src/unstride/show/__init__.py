@@ -1,6 +1,6 @@
 """Predictions -> something to look at.
 
-In: a `Prediction`, a `Report`, numbers. Out: words (`answers`), pictures (`classification`, `segmentation`, `maps`,
+In: a `Prediction`, a `Report`, numbers. Out: words (`answers`), images (`classification`, `segmentation`, `maps`,
 `photographs`; they need matplotlib), charts, and self-contained pages without scripts (`html`). Touch: how things look.
 """
 

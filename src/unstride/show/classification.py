@@ -91,7 +91,7 @@ def summary(p: Prediction) -> str:
 
 
 def _colours(own: list[Tensor], final: Tensor, plain: Tensor) -> dict[int, str]:
-    """The classes that matter in this picture get a colour: the answers first, then the states' own favourites."""
+    """The classes that matter in this image get a colour: the answers first, then the states' own favourites."""
     order = [int(final.argmax()), int(plain.argmax()), *(int(p.argmax()) for p in own)]
     return dict(zip(dict.fromkeys(order), COLOURS, strict=False))
 

@@ -60,8 +60,8 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A whole picture: the bytes of a PNG, JPEG, WebP or SVG file."""
+class Figure:
+    """A whole image: the bytes of a PNG, JPEG, WebP or SVG file."""
 
     data: bytes
     alt: str
@@ -79,14 +79,14 @@ class Thumbnail:
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Small pictures with their captions; `wide`: each is a strip of several."""
+    """Small images with their captions; `wide`: each is a strip of several."""
 
     items: tuple[Thumbnail, ...]
     caption: str = ""
     wide: bool = False
 
 
-Block = Text | Note | Facts | Table | Chart | Picture | Thumbnails
+Block = Text | Note | Facts | Table | Chart | Figure | Thumbnails
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Measured:
 
 
 def charts(metric: str, measured: Mapping[str, Sequence[Measured]], note: str = "") -> tuple[Chart, Chart]:
-    """The two pictures of a comparison: `metric` over the budget and over the cost, a line per key of `measured`."""
+    """The two images of a comparison: `metric` over the budget and over the cost, a line per key of `measured`."""
 
     def lines(over_cost: bool) -> tuple[Series, ...]:
         return tuple(
@@ -184,5 +184,5 @@ _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"RIFF", "webp"), (b"<svg
 def _uri(data: bytes) -> str:
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
     if kind is None:
-        raise ValueError(f"a picture that starts with {data[:8]!r}; wanted PNG, JPEG, WebP or SVG")
+        raise ValueError(f"an image that starts with {data[:8]!r}; wanted PNG, JPEG, WebP or SVG")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,4 +1,4 @@
-"""Numbers, features and neighbours as pictures: depth with its spread, principal components, who is nearest."""
+"""Numbers, features and neighbours as images: depth with its spread, principal components, who is nearest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unstride.errors import InputError
 from unstride.procedure.prediction import Prediction
 from unstride.show.style import COLOURS, INK, SOFT, library, shorten
 
-SIDE = 2.6  # inches of one picture
+SIDE = 2.6  # inches of one image
 DPI = 200  # large enough for a slide
 SHOWN = 8  # neighbours at most
 
@@ -45,17 +45,17 @@ def principal(*maps: Tensor) -> list[NDArray[np.uint8]]:
 
 
 def plot_map(image: Image.Image, prediction: Prediction, title: str = "") -> Any:
-    """`plot_map(photo, better.explain(x)[0])`: the picture, plain, enhanced, and where the looks differ.
+    """`plot_map(photo, better.explain(x)[0])`: the image, plain, enhanced, and where the looks differ.
 
     Maps of one number (depth) share one scale of colours; of features the principal components are shown.
     """
     plain, final, spread = (t.detach().float().cpu() for t in (prediction.plain, prediction.logits, prediction.spread))
     figure, axes = _row(4, image, title)
-    _picture(axes[0], image, "picture")
+    _image(axes[0], image, "image")
     if final.ndim == 3 and final.shape[0] > 1:
         before, after = principal(plain, final)
         for ax, seen, words in ((axes[1], before, "plain"), (axes[2], after, "enhanced")):
-            _picture(ax, Image.fromarray(seen), words)
+            _image(ax, Image.fromarray(seen), words)
         spread = spread if spread.ndim == 2 else spread.mean(0)
     else:
         plain, final, spread = (t.reshape(t.shape[-2:]) for t in (plain, final, spread))
@@ -75,9 +75,9 @@ def plot_features(image: Image.Image, maps: dict[str, Tensor], title: str = "") 
     if not maps:
         raise InputError("maps: got none, wanted at least one, such as {'plain': better.features(x)[0]}")
     figure, axes = _row(1 + len(maps), image, title)
-    _picture(axes[0], image, "picture")
+    _image(axes[0], image, "image")
     for ax, name, seen in zip(axes[1:], maps, principal(*maps.values()), strict=True):
-        _picture(ax, Image.fromarray(seen), f"{name}, {seen.shape[0]} x {seen.shape[1]}")
+        _image(ax, Image.fromarray(seen), f"{name}, {seen.shape[0]} x {seen.shape[1]}")
     return figure
 
 
@@ -87,7 +87,7 @@ def plot_neighbours(
     after: Sequence[Image.Image],
     right: Sequence[Sequence[bool]] = (),
 ) -> Any:
-    """`plot_neighbours(photo, plain_nearest, better_nearest)`: a picture's neighbours, plain above enhanced.
+    """`plot_neighbours(photo, plain_nearest, better_nearest)`: an image's neighbours, plain above enhanced.
 
     `right`: of both rows, whether each neighbour is of the query's class; it is framed by that.
     """
@@ -99,9 +99,9 @@ def plot_neighbours(
     figure = library().Figure(figsize=size, dpi=DPI, layout="constrained")
     axes = figure.subplots(2, count + 1, squeeze=False)
     for k, (row, words) in enumerate(zip(rows, ("plain", "enhanced"), strict=True)):
-        _picture(axes[k][0], query, words)
+        _image(axes[k][0], query, words)
         for j, near in enumerate(row):
-            _picture(axes[k][j + 1], near, "")
+            _image(axes[k][j + 1], near, "")
             if right:
                 colour = COLOURS[2] if right[k][j] else COLOURS[7]
                 for side in axes[k][j + 1].spines.values():
@@ -110,7 +110,7 @@ def plot_neighbours(
 
 
 def _row(count: int, image: Image.Image, title: str) -> tuple[Any, Any]:
-    """Panels of the picture's own form, with room for the words above them."""
+    """Panels of the image's own form, with room for the words above them."""
     height = SIDE * min(2.0, image.height / image.width) + (0.6 if title else 0.35)
     figure = library().Figure(figsize=(SIDE * count, height), dpi=DPI, layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
@@ -119,7 +119,7 @@ def _row(count: int, image: Image.Image, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _picture(ax: Any, image: Image.Image, words: str) -> None:
+def _image(ax: Any, image: Image.Image, words: str) -> None:
     ax.imshow(np.asarray(image.convert("RGB")), interpolation="nearest")
     _words(ax, words)
 

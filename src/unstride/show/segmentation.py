@@ -20,7 +20,7 @@ GRAY = (70, 74, 82)
 LISTED = 9  # classes in the legend
 LUMINANCE = np.array([0.299, 0.587, 0.114])
 SHARP = 480  # pixels of a map that is drawn large, at least
-TILE = 200  # pixels: the longer side of a strip's pictures, at most
+TILE = 200  # pixels: the longer side of a strip's images, at most
 
 
 def palette(classes: tuple[str, ...], count: int) -> NDArray[np.float64]:
@@ -147,7 +147,7 @@ def _name(ax: Any, seen: NDArray[np.int64], classes: tuple[str, ...]) -> None:
 
 
 def _middle(inside: NDArray[np.bool_]) -> tuple[int, int]:
-    """The pixel with the most of the area around it, a sixteenth of the picture to each side."""
+    """The pixel with the most of the area around it, a sixteenth of the image to each side."""
     reach = max(1, max(inside.shape) // 16)
     sums = np.pad(np.pad(inside.astype(np.int64), reach).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     span = 2 * reach + 1
@@ -167,7 +167,7 @@ def _differences(
 def _legend(
     ax: Any, plain: NDArray[np.int64], final: NDArray[np.int64], classes: tuple[str, ...], count: int, tall: float
 ) -> None:
-    """The largest classes and their share of the picture, plain and enhanced."""
+    """The largest classes and their share of the image, plain and enhanced."""
     colours = palette(classes, count)
     before, after = (np.bincount(m.ravel(), minlength=count) / m.size for m in (plain, final))
     order = [k for k in np.argsort(-(before + after)) if before[k] + after[k] > 0]

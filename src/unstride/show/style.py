@@ -1,4 +1,4 @@
-"""What all pictures share: the plot library, colours, text that fits."""
+"""What all images share: the plot library, colours, text that fits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import NotWritten, OptionError
-from unstride.jobs.outputs import check_file, write_whole
+from unstride.storage.outputs import check_file, write_whole
 from unstride.views.images import Preprocess
 
 INK, SOFT, LINE, FAINT, PAPER = "#1b1f27", "#5d6675", "#aeb7c4", "#d9dee6", "#ffffff"
@@ -31,12 +31,12 @@ def library() -> Any:
         raise OptionError(
             f"plots need matplotlib, which cannot be imported ({error}): pip install 'unstride[plot]'"
         ) from error
-    matplotlib.rcParams["svg.hashsalt"] = "unstride"  # the same picture is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "unstride"  # the same image is the same file
     return figure
 
 
 def check_target(path: Path) -> None:
-    """Whether a picture can be written there, asked before hours of work."""
+    """Whether an image can be written there, asked before hours of work."""
     library()
     check_file(path, "--plot", SUFFIXES)
 
@@ -59,7 +59,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def class_colours(count: int) -> list[tuple[int, int, int]]:
-    """RGB for each of `count` classes: neighbours far apart, the first classes as in every other picture."""
+    """RGB for each of `count` classes: neighbours far apart, the first classes as in every other image."""
     out = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in COLOURS[:count]]
     for k in range(len(out), count):
         hue = (0.11 + k * 0.618034) % 1.0
@@ -71,10 +71,10 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
 
 def seen(preprocess: Preprocess, image: Image.Image) -> Image.Image:
     """The part of an image that the network sees, at the size it sees it."""
-    return as_picture(preprocess, preprocess.pixels(image))
+    return as_image(preprocess, preprocess.pixels(image))
 
 
-def as_picture(preprocess: Preprocess, pixels: Tensor) -> Image.Image:
+def as_image(preprocess: Preprocess, pixels: Tensor) -> Image.Image:
     """Pixels (C, H, W) in 0..1, in the order of channels that the network takes."""
     pixels = pixels.flip(0) if preprocess.channels == "BGR" else pixels
     values = (pixels * 255).round().byte().permute(1, 2, 0).numpy()

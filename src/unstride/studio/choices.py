@@ -1,4 +1,4 @@
-"""What can be picked on the page: models that work here without a download, recipes, and pictures to try them on."""
+"""What can be picked on the page: models that work here without a download, recipes, and images to try them on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture on offer, and what it is where that is known."""
+    """An image on offer, and what it is where that is known."""
 
     title: str
     image: Image.Image
@@ -81,7 +81,7 @@ def offered(given: Loaded | None = None, task: str | None = None) -> list[Choice
 
 
 def gallery_for(spec: str) -> list[Sample]:
-    """Among which pictures an embedding's neighbours are looked for: more garments than are on offer."""
+    """Among which images an embedding's neighbours are looked for: more garments than are on offer."""
     return _garments(range(GALLERY)) if spec == NEIGHBOURS else samples_for(spec)
 
 
@@ -92,7 +92,7 @@ def _garments(which: Iterable[int]) -> list[Sample]:
 
 
 def samples_for(spec: str) -> list[Sample]:
-    """Pictures of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
+    """Images of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
     if spec in ("sample", NEIGHBOURS):
         return _garments(GARMENTS)
     if spec == "sample-segmentation":

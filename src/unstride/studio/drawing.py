@@ -1,4 +1,4 @@
-"""Tasks without classes, as one picture each: a map with its spread, features plain and stitched, who is nearest.
+"""Tasks without classes, as one image each: a map with its spread, features plain and stitched, who is nearest.
 
 drawn(loaded, better, sample, others)["figure"]  # a PNG as a data address, drawn by `unstride.show`
 """
@@ -38,7 +38,7 @@ Fact = tuple[str, str]
 
 
 def drawn(loaded: Loaded, better: Enhanced, sample: Sample, others: Sequence[Sample] = ()) -> dict[str, Any]:
-    """What the page shows of one picture; `others`: among which an embedding's neighbours are looked for."""
+    """What the page shows of one image; `others`: among which an embedding's neighbours are looked for."""
     image = shrunk(loaded, sample.image)
     p = _explained(better, image)
     view = show.seen(loaded.preprocess, image)
@@ -103,13 +103,13 @@ def _cells(maps: Tensor) -> str:
 def _neighbours(
     loaded: Loaded, better: Enhanced, sample: Sample, others: Sequence[Sample], p: Prediction
 ) -> tuple[Any, str, list[Fact]]:
-    """The nearest of the other pictures by cosine, with the plain vectors and with the recipe's."""
+    """The nearest of the other images by cosine, with the plain vectors and with the recipe's."""
     if not others:
-        raise InputError("one picture has no neighbours: choose another photograph, too")
+        raise InputError("one image has no neighbours: choose another photograph, too")
     found = [_explained(better, shrunk(loaded, other.image)) for other in others]
     rows = [_nearest(p.plain, [f.plain for f in found]), _nearest(p.logits, [f.logits for f in found])]
     near = [[others[k].image for k in row] for row in rows]
-    more = [(str(len(others)), "pictures to be near to")]
+    more = [(str(len(others)), "images to be near to")]
     right: list[list[bool]] = []
     if isinstance(sample.truth, int):
         right = [[others[k].truth == sample.truth for k in row] for row in rows]

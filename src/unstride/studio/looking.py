@@ -33,7 +33,7 @@ from unstride.show.tree import rows
 from unstride.studio.choices import Truth
 from unstride.studio.disagreement import Disagreement, evidence
 from unstride.studio.stages import look_by_look, seen_by
-from unstride.views.canvas import Pictures
+from unstride.views.canvas import PILImages
 from unstride.views.policies import IDENTITY
 
 BUDGET = 30
@@ -62,7 +62,7 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
     segmenting, image = better.task == "segmentation", shrunk(loaded, image)
     x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
-    source = Pictures([image], loaded.preprocess, x, {IDENTITY: x})
+    source = PILImages([image], loaded.preprocess, x, {IDENTITY: x})
     stages: list[dict[str, Any]] | None = None
     if better.recipe.stages:
         way = look_by_look(better, source)
@@ -74,14 +74,14 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
     view = seen(loaded.preprocess, image)
     told = _segmented(plan, p, answers, loaded, truth) if segmenting else _classified(plan, p, answers, loaded, x)
     if stages is not None:
-        _picture_views(told["states"], p, source)
+        _image_views(told["states"], p, source)
     return {
         "task": better.task,
         "recipe": str(better.recipe),
         "budget": better.recipe.budget,
         **_known(truth, loaded.classes),
         "story": stages,
-        "image": {"width": view.width, "height": view.height, "data": _picture(view)},
+        "image": {"width": view.width, "height": view.height, "data": _image(view)},
         "layers": layers(plan, () if better.recipe.stages else better.options(plan).layers),
         "tree": [{"index": n.index, "parent": n.parent, "layer": n.layer, "depth": n.depth} for n in rows(p)],
         "cost": [round(cost, 3) for cost in costs],
@@ -91,7 +91,7 @@ def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = No
 
 
 def _known(truth: Truth, classes: tuple[str, ...]) -> dict[str, Any]:
-    """What the picture shows, and the names of the classes that are right; nothing where this network has none."""
+    """What the image shows, and the names of the classes that are right; nothing where this network has none."""
     if isinstance(truth, int):
         truth = (class_name(classes, truth), (class_name(classes, truth),))
     if isinstance(truth, tuple) and set(truth[1]) & set(classes):
@@ -99,10 +99,10 @@ def _known(truth: Truth, classes: tuple[str, ...]) -> dict[str, Any]:
     return {"truth": None, "accepted": []}
 
 
-def _picture_views(told: list[dict[str, Any]], p: Prediction, source: Pictures) -> None:
+def _image_views(told: list[dict[str, Any]], p: Prediction, source: PILImages) -> None:
     """Beside each look, what its view sees."""
     views = {view: source.see(view) for view in dict.fromkeys(v.view for v in p.states)}
-    shown = {view: _picture(seen_by(source.preprocess, pixels)) for view, pixels in views.items()}
+    shown = {view: _image(seen_by(source.preprocess, pixels)) for view, pixels in views.items()}
     for entry, v in zip(told, p.states, strict=True):
         entry |= {"seen": shown[v.view], "size": list(views[v.view].shape[2:])}
 
@@ -130,7 +130,7 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
     shown = list(
         dict.fromkeys([*best[-1].tolist(), *own[0].topk(best.shape[1]).indices.tolist(), *best.flatten().tolist()])
     )
-    # The answers first, then the states' own favourites: as in the pictures of `predict --plot`.
+    # The answers first, then the states' own favourites: as in the images of `predict --plot`.
     colours = dict(zip(dict.fromkeys([int(tops[-1]), int(first[0]), *first.tolist()]), COLOURS, strict=False))
     shown += [k for k in colours if k not in shown]
     spread = Disagreement()
@@ -245,7 +245,7 @@ def _rounded(values: Tensor) -> Any:
     return np.round(values.double().numpy(), 4).tolist()
 
 
-def _picture(image: Image.Image) -> str:
+def _image(image: Image.Image) -> str:
     if max(image.size) <= 128:
         return f"data:image/png;base64,{_base64(as_png(image))}"
     stream = io.BytesIO()

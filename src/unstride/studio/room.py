@@ -17,14 +17,14 @@ from torch import Tensor
 from unstride import models
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, OptionError, TaskAssumed, UnstrideError
-from unstride.jobs import strict
+from unstride.evaluation.loop import prepared
 from unstride.models import Loaded
 from unstride.models.tasks import task_of
 from unstride.models.weights import place
-from unstride.proof.loop import prepared
 from unstride.recipe import Recipe, get
 from unstride.recipe.saving import opened, task_said
 from unstride.show.html import as_png
+from unstride.storage import strict
 from unstride.studio.choices import (
     GIVEN,
     RECIPES,
@@ -70,9 +70,9 @@ class Ready:
 
 
 class Studio:
-    """`Studio("timm:resnet18").look("0", "2", "flip")`: the third sample picture, mirrored too, as gzipped JSON.
+    """`Studio("timm:resnet18").look("0", "2", "flip")`: the third sample image, mirrored too, as gzipped JSON.
 
-    Models, recipes and pictures are looked up in lists: no name reaches the file system.
+    Models, recipes and images are looked up in lists: no name reaches the file system.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Studio:
         self._answers: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self._uploads: OrderedDict[str, bytes] = OrderedDict()
         self.tuner = Tuner()
-        self._pictures = {
+        self._images = {
             key: [{"key": k, "title": s.title, "data": _thumbnail(s.image)} for k, s in of.items()]
             for key, of in self.samples.items()
         }
 
     def catalogue(self) -> bytes:
-        """Models, their recipes and sample pictures, and the limits."""
+        """Models, their recipes and sample images, and the limits."""
         return packed(
             {
                 "budget": BUDGET,
@@ -116,7 +116,7 @@ class Studio:
                         "about": choice.about,
                         "recipes": [{"key": k, "title": title} for k, title in self.recipes(key).items()],
                         "tunes": choice.spec == "sample",
-                        "samples": self._pictures[key],
+                        "samples": self._images[key],
                     }
                     for key, choice in self.choices.items()
                 ],
@@ -153,21 +153,21 @@ class Studio:
 
         return self._once(("layers", model), compute)
 
-    def look(self, model: str, picture: str | bytes, recipe: str | None = None) -> bytes:
-        """All that is shown of one picture: the key of a sample, or the bytes of an uploaded file.
+    def look(self, model: str, image: str | bytes, recipe: str | None = None) -> bytes:
+        """All that is shown of one image: the key of a sample, or the bytes of an uploaded file.
 
-        The answer's `picture` names it from then on, also an upload for as long as it is remembered.
+        The answer's `image` names it from then on, also an upload for as long as it is remembered.
         """
         self._known(model)
         recipes = self.recipes(model)
         asked = next(iter(recipes)) if recipe is None else recipe
         if asked not in recipes:
             raise InputError(f"there is no recipe {asked[:20]!r} for this model; reload the page")
-        body = picture if isinstance(picture, bytes) else self._uploads.get(picture)
-        if isinstance(picture, str) and body is None and picture not in self.samples[model]:
-            told = picture[:20]
-            raise InputError(f"the picture {told!r} is not here (any more); choose it again, or reload the page")
-        name = f"upload-{hashlib.sha256(picture).hexdigest()[:16]}" if isinstance(picture, bytes) else picture
+        body = image if isinstance(image, bytes) else self._uploads.get(image)
+        if isinstance(image, str) and body is None and image not in self.samples[model]:
+            told = image[:20]
+            raise InputError(f"the image {told!r} is not here (any more); choose it again, or reload the page")
+        name = f"upload-{hashlib.sha256(image).hexdigest()[:16]}" if isinstance(image, bytes) else image
 
         def compute() -> dict[str, Any]:
             if body is None:
@@ -179,15 +179,15 @@ class Studio:
             better, loaded = self._picked(model, asked), self._model(model).loaded
             if better.task in DRAWN:
                 others = self._others(model, name) if better.task == "embedding" else []
-                return {**drawn(loaded, better, sample, others), "picture": name}
-            return {**look(loaded, better, sample.image, sample.truth), "picture": name}
+                return {**drawn(loaded, better, sample, others), "image": name}
+            return {**look(loaded, better, sample.image, sample.truth), "image": name}
 
         # Uploads are neighbours of each other: with another one, the answer is another.
         beside = sorted(set(self._uploads) - {name}) if self.choices[model].task == "embedding" else []
         return self._once(("look", model, asked, name, *beside), compute)
 
     def _others(self, model: str, name: str) -> list[Sample]:
-        """The pictures that may be neighbours: the gallery, and what was uploaded."""
+        """The images that may be neighbours: the gallery, and what was uploaded."""
         own = [Sample(key, _uploaded(body)) for key, body in self._uploads.items() if key != name]
         shown = self.samples[model].get(name)
         return [s for s in gallery_for(self.choices[model].spec) if shown is None or s.title != shown.title] + own
@@ -225,7 +225,7 @@ class Studio:
 
     def _once(self, key: tuple[str, ...], compute: Any) -> bytes:
         if not self._lock.acquire(timeout=PATIENCE):
-            raise Busy("another picture is still being computed; try again when it is done")
+            raise Busy("another image is still being computed; try again when it is done")
         try:
             if key not in self._answers:
                 self._answers[key] = self._worker.do(lambda: packed(compute()))

@@ -41,7 +41,7 @@ HEADERS = {
 
 class StudioServer(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 64  # of those that call in one moment; Python's 5 would hang up on a page full of pictures
+    request_queue_size = 64  # of those that call in one moment; Python's 5 would hang up on a page full of images
 
     def __init__(self, studio: Studio, host: str, port: int) -> None:
         self.studio, self.host = studio, host
@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = self._size()
         if not self.server.uploads.acquire(timeout=PATIENCE):
             self._drain(size)
-            raise Busy("too many pictures are waiting; try again when they are done")
+            raise Busy("too many images are waiting; try again when they are done")
         try:
             body = self._body(size)
             return self.server.studio.look(asked.get("model", ""), asked.get("sample", body), asked.get("recipe"))

@@ -1,4 +1,4 @@
-"""A picture's way through a recipe with stages, told: which gates opened, what each look saw, what it had cost."""
+"""An image's way through a recipe with stages, told: which gates opened, what each look saw, what it had cost."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from unstride.enhanced import Enhanced
 from unstride.procedure.aggregate import top_class
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.prediction import Prediction, Visited
-from unstride.show.style import as_picture
+from unstride.show.style import as_image
 from unstride.views.canvas import Source
 from unstride.views.images import Preprocess
 
-SIDE = 160  # of the small pictures
+SIDE = 160  # of the small images
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """What became of one picture; `answers` and `costs` with the first look, the first two, and so on."""
+    """What became of one image; `answers` and `costs` with the first look, the first two, and so on."""
 
     prediction: Prediction
     answers: list[Tensor]
@@ -44,8 +44,8 @@ def look_by_look(better: Enhanced, source: Source) -> Way:
 
 
 def seen_by(preprocess: Preprocess, x: Tensor) -> Image.Image:
-    """What a view (1, C, h, w) shows the network, as a small picture."""
-    image = as_picture(preprocess, preprocess.denormalise(x[0].detach().float().cpu()).clamp(0, 1))
+    """What a view (1, C, h, w) shows the network, as a small image."""
+    image = as_image(preprocess, preprocess.denormalise(x[0].detach().float().cpu()).clamp(0, 1))
     image.thumbnail((SIDE, SIDE))
     return image
 
@@ -77,7 +77,7 @@ def _told(
 
 
 def _gate(gate: Gate, merged: Tensor, own: Sequence[Tensor], again: bool) -> dict[str, Any]:
-    """The gate as this picture came to it; where looks follow, it did open."""
+    """The gate as this image came to it; where looks follow, it did open."""
     sure = sureness(merged[None], gate.by, [top_class(logits[None]) for logits in own])
     opens = again or bool(gate.opens(sure))
     return {"by": gate.by, "value": round(float(sure), 4), "below": gate.below, "open": opens}

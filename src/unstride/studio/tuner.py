@@ -17,14 +17,14 @@ from unstride.tuning.parts import SHARD
 from unstride.tuning.tune import tune
 from unstride.tuning.tuned import Tuned
 
-PICTURES = 2000  # of the sample: with a few hundred nothing can be said; some twenty seconds on one core
-COST = 2.0  # plain forwards that a picture may cost
+IMAGES = 2000  # of the sample: with a few hundred nothing can be said; some twenty seconds on one core
+COST = 2.0  # plain forwards that an image may cost
 
 
 class Tuner:
     """`tuner.start(loaded)`, then `tuner.told()` until its `state` is "done"; then there is a `tuner.recipe`.
 
-    In a thread of its own, so that pictures need not wait for it. A daemon, so that Ctrl-C need not, either.
+    In a thread of its own, so that images need not wait for it. A daemon, so that Ctrl-C need not, either.
     """
 
     def __init__(self) -> None:
@@ -47,16 +47,16 @@ class Tuner:
             told, folder = dict(self._told), self._folder
         if told["state"] == "running":
             told |= {
-                "seen": min(PICTURES, SHARD * _shards(folder)),
+                "seen": min(IMAGES, SHARD * _shards(folder)),
                 "seconds": round(time.monotonic() - self._begun, 1),
             }
-        return {"pictures": PICTURES, "cost": COST, **told}
+        return {"images": IMAGES, "cost": COST, **told}
 
     def _run(self, loaded: Loaded) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self._folder = Path(folder)
-                found = tune(loaded, "sample", COST, pool="small", paper=False, limit=PICTURES, cache_dir=folder)
+                found = tune(loaded, "sample", COST, pool="small", paper=False, limit=IMAGES, cache_dir=folder)
             self.recipe, told = found.recipe, _found(found)
         except UnstrideError as error:
             told = {"state": "failed", "error": str(error)}

@@ -34,4 +34,4 @@ def _work(jobs: _Jobs) -> None:
             answer.set_result(compute())
         except BaseException as error:  # whoever asked gets it
             answer.set_exception(error)
-        del job, answer, compute  # or the last picture would stay in memory until the next one
+        del job, answer, compute  # or the last image would stay in memory until the next one

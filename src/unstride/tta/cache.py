@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from unstride.errors import ArtefactError
-from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.jobs.fingerprint import digest, fingerprint
+from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.fingerprint import digest, fingerprint
 from unstride.views.policies import View
 
 KIND = "tta-logits"

@@ -12,9 +12,9 @@ from torchvision.transforms.v2 import functional as F
 
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
-from unstride.jobs.artefacts import check_finite, read_artefact, write_artefact
-from unstride.jobs.fingerprint import check_model, fingerprint
-from unstride.jobs.progress import progress as show_progress
+from unstride.storage.artefacts import check_finite, read_artefact, write_artefact
+from unstride.storage.fingerprint import check_model, fingerprint
+from unstride.storage.progress import progress as show_progress
 from unstride.tta import fitting, methods
 from unstride.tta.cache import Block, LogitCache, Rows, model_key
 from unstride.tta.methods import GPS, Merger, Method
@@ -30,7 +30,7 @@ class TTA(nn.Module):
 
     `model` is any module; with an enhanced one the search runs inside each view, so B_total = B_tta x B_ours. Views are
     run one by one, and only those whose weight is not 0. Images are (B, C, H, W), as the model takes them: `mean` and
-    `std` (or `preprocess`, with both) say how they were normalised, since a view is made of the picture itself;
+    `std` (or `preprocess`, with both) say how they were normalised, since a view is made of the image itself;
     without them, images are in [0, 1].
 
     `crop`: what the model sees of each view, by default the whole size; the paper gives 256 px images and crops 224.

@@ -9,11 +9,11 @@ from itertools import combinations
 from unstride.errors import OptionError
 from unstride.procedure.gates import near_count
 from unstride.procedure.meaning import TASKS
-from unstride.views.canvas import Canvas, Pictures, Source, flips
+from unstride.views.canvas import Canvas, PILImages, Source, flips
 from unstride.views.policies import View, parse_view
 
 SIZES = ("small", "medium", "large")
-_SMALL_PICTURE = 96  # pixels: below, a network knows objects in one size only, and a pixel is a long way
+_SMALL_IMAGE = 96  # pixels: below, a network knows objects in one size only, and a pixel is a long way
 _CORNERS = tuple(f"FiveCrop={corner}" for corner in ("LeftTop", "RightTop", "LeftBottom", "RightBottom"))
 
 
@@ -33,7 +33,7 @@ class Unit:
 
 
 def candidates(source: Source, pool: str, task: str) -> list[Unit]:
-    """Units for such pictures; `pool` bounds how many. What the network refuses is left out when it is tried."""
+    """Units for such images; `pool` bounds how many. What the network refuses is left out when it is tried."""
     if pool not in SIZES:
         raise OptionError(f"pool: got {pool!r}, wanted one of {', '.join(SIZES)}")
     level = SIZES.index(pool)
@@ -42,7 +42,7 @@ def candidates(source: Source, pool: str, task: str) -> list[Unit]:
         views += ["0.75x", "mirror + 0.75x", "1.5x", "mirror + 1.5x"] if level else []
         views += ["0.5x", "mirror + 0.5x", "1.75x", "mirror + 1.75x"] if level > 1 else []
         return [*map(_unit, views), _unit("plain", "near:4")]
-    if min(source.size) < _SMALL_PICTURE:
+    if min(source.size) < _SMALL_IMAGE:
         return _small(level)
     field = wider(source)
     seen = f" + Field={field!r}" if field > 1.01 else ""
@@ -78,11 +78,11 @@ def _unit(view: str, states: str = "plain") -> Unit:
 
 
 def wider(source: Source) -> float:
-    """How much more of the picture there is than the crop shows, linearly: 256 of 224 is 1.143."""
+    """How much more of the image there is than the crop shows, linearly: 256 of 224 is 1.143."""
     size = source.size
     if isinstance(source, Canvas):
         return round(min(source.pixels.shape[2] / size[0], source.pixels.shape[3] / size[1]), 4)
-    if isinstance(source, Pictures) and isinstance(source.preprocess.resize, int):
+    if isinstance(source, PILImages) and isinstance(source.preprocess.resize, int):
         return max(1.0, round(source.preprocess.resize / max(size), 4))
     return 1.0
 
@@ -112,7 +112,7 @@ def sets(units: Sequence[Unit]) -> tuple[set[tuple[int, ...]], set[tuple[int, ..
 
 def balanced(units: list[Unit]) -> list[list[Unit]]:
     """Sets that treat left and right alike: views with their mirror images, one or two of them, with and without the
-    mirrored picture itself; and single mirrored views. Few to choose among, so that little can be chosen by chance.
+    mirrored image itself; and single mirrored views. Few to choose among, so that little can be chosen by chance.
     """
     by = {u.view: u for u in units if u.states == "plain"}
     mirror = by.get(parse_view("mirror"))

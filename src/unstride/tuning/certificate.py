@@ -1,10 +1,10 @@
-"""What is sure about a gain, from pictures that the choice did not see: exact, paired, and in words.
+"""What is sure about a gain, from images that the choice did not see: exact, paired, and in words.
 
-Only pictures whose answer turns from wrong to right or back count. Their share, and the share of them that was
+Only images whose answer turns from wrong to right or back count. Their share, and the share of them that was
 corrected, get an exact (Clopper-Pearson) interval each, at half of the error; the gain follows from the two. Several
 cost ceilings are tested in a fixed sequence, the asked one first and then cheaper ones, so that the error of the whole
-sequence is that of one test (Maurer, Hothorn and Lehmacher, 1995). Where a gain is no count of pictures (mIoU, mAP,
-errors), the interval is that of a paired bootstrap over pictures, in the same sequence.
+sequence is that of one test (Maurer, Hothorn and Lehmacher, 1995). Where a gain is no count of images (mIoU, mAP,
+errors), the interval is that of a paired bootstrap over images, in the same sequence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEVEL = 0.95
 class Certificate:
     """A gain in accuracy (as a share) with an interval that holds with 95 % confidence."""
 
-    pictures: int
+    images: int
     corrected: int
     corrupted: int
     low: float
@@ -30,7 +30,7 @@ class Certificate:
 
     @property
     def gain(self) -> float:
-        return (self.corrected - self.corrupted) / self.pictures
+        return (self.corrected - self.corrupted) / self.images
 
     @property
     def better(self) -> bool:
@@ -50,7 +50,7 @@ class Certificate:
 
     def __str__(self) -> str:
         if not self.changed:
-            return f"no answer changed on {self.pictures} pictures"
+            return f"no answer changed on {self.images} images"
         most = f"most likely {_points(self.gain)}"
         if self.worse:
             return f"with 95 % confidence at least {-100 * self.high:.2f} points worse than plain, {most}"
@@ -61,7 +61,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Measured(Certificate):
-    """A gain in mIoU or mAP with a bootstrap interval over pictures; pixels, or labels, are corrected and corrupted."""
+    """A gain in mIoU or mAP with a bootstrap interval over images; pixels, or labels, are corrected and corrupted."""
 
     mean: float = 0.0
 
@@ -79,7 +79,7 @@ class Measured(Certificate):
 
 @dataclass(frozen=True)
 class Saved(Measured):
-    """How much smaller an error became, as a share of the plain network's, with a bootstrap interval over pictures."""
+    """How much smaller an error became, as a share of the plain network's, with a bootstrap interval over images."""
 
     error: str = ""
     unit: ClassVar[str] = "per cent"
@@ -98,9 +98,9 @@ class Saved(Measured):
 def crossed(proof: Certificate, folds: int) -> Certificate:
     """A bootstrap interval of answers by recipes that were chosen in folds, as wide as the choosing wants it.
 
-    Folds share most of the pictures that they choose by, so their recipes err together, which the bootstrap does not
+    Folds share most of the images that they choose by, so their recipes err together, which the bootstrap does not
     see: its variance is multiplied by 1 + k / (k - 1) for k folds (Nadeau and Bengio, 2003). An exact interval over
-    pictures is wide enough without.
+    images is wide enough without.
     """
     if not isinstance(proof, Measured):
         return proof
@@ -113,14 +113,14 @@ def _points(gain: float) -> str:
     return f"{100 * gain:.2f} better" if gain >= 0 else f"{-100 * gain:.2f} worse"
 
 
-def certify(corrected: int, corrupted: int, pictures: int, level: float = LEVEL) -> Certificate:
-    """From counts over pictures that were not used for the choice."""
+def certify(corrected: int, corrupted: int, images: int, level: float = LEVEL) -> Certificate:
+    """From counts over images that were not used for the choice."""
     changed = corrected + corrupted
     half = (1 - level) / 2  # one half for each of the two intervals
-    least, most = clopper_pearson(changed, pictures, half)
+    least, most = clopper_pearson(changed, images, half)
     low, high = clopper_pearson(corrected, changed, half) if changed else (0.0, 1.0)
     ends = [rate * (2 * part - 1) for rate in (least, most) for part in (low, high)]
-    return Certificate(pictures, corrected, corrupted, min(ends), max(ends))
+    return Certificate(images, corrected, corrupted, min(ends), max(ends))
 
 
 def clopper_pearson(hits: int, count: int, error: float) -> tuple[float, float]:
@@ -183,13 +183,13 @@ def verdict(proofs: Sequence[Certificate], ceilings: Sequence[float], guard: flo
     if beside is None:
         return f"leave it alone: no look at a cost of {ceilings[0]:g} or less was surely better than plain here"
     if proof.worse:
-        return f"leave it alone: {proof}, on pictures that it was not chosen by"
+        return f"leave it alone: {proof}, on images that it was not chosen by"
     if guard is not None and 100 * proof.low < -guard:
         return f"leave it alone: {proof}; so it may lose more than the guard of {guard:g} {proof.unit} allows"
     if not proof.changed:
         return f"not proved: {proof}{beside}"
     if not proof.better:
-        return f"not proved: {proof}{beside}. More labelled pictures may tell"
+        return f"not proved: {proof}{beside}. More labelled images may tell"
     least = ceilings[in_sequence(proofs)[-1]]
     return f"use it: {proof}" + (
         f"; what is tuned for {least:g} is proved to be better, too" if least < ceilings[0] else ""

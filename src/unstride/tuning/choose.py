@@ -1,7 +1,7 @@
 """The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
 
-Greedy over units of looks for every share of pictures that may look again; beside it what a user would do instead and
-other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on pictures that the
+Greedy over units of looks for every share of images that may look again; beside it what a user would do instead and
+other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on images that the
 choice did not see. The best of all that are surely better than plain wins, or what people do, as they do it, where
 that is about as good; it may be "plain".
 """
@@ -27,7 +27,7 @@ from unstride.views.policies import IDENTITY, View
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
 FOLDS = 5
-CLASSES = 48  # of each picture, the likeliest: enough to choose by
+CLASSES = 48  # of each image, the likeliest: enough to choose by
 STEPS = 8  # units that a stage may have
 VARIANTS = ((1.0, "logits"), (1.0, "probabilities"), (0.5, "logits"), (2.0, "logits"), (2.0, "probabilities"))
 OBJECTIVES = ("likelihood", "accuracy")
@@ -35,7 +35,7 @@ OBJECTIVES = ("likelihood", "accuracy")
 
 @dataclass(frozen=True)
 class Choice:
-    """Units behind a gate that this share of pictures passes; no units is the plain network with a temperature.
+    """Units behind a gate that this share of images passes; no units is the plain network with a temperature.
 
     `weight`: what each further look counts beside the plain one; `matched`: each view at its own temperature.
     """
@@ -79,13 +79,13 @@ def temperatures_of(pool: Pool, units: Sequence[Unit]) -> dict[View, float]:
     """What brings each view to the plain one's temperature: larger ones are often louder."""
     assert pool.labels is not None
     views = dict.fromkeys((IDENTITY, *(u.view for u in units)))
-    still = {v: Look(v, pool.work[v].near[0]) for v in views}  # a larger picture may have more layers that subsample
+    still = {v: Look(v, pool.work[v].near[0]) for v in views}  # a larger image may have more layers that subsample
     own = {v: fit_temperature(pool.logits[pool.index[look]], pool.labels) for v, look in still.items()}
     return {v: t / own[IDENTITY] for v, t in own.items()}
 
 
 def table(pool: Pool, units: Sequence[Unit], temperatures: Mapping[View, float]) -> Table:
-    """Each view at its temperature, the likeliest classes of each picture, and what units cost."""
+    """Each view at its temperature, the likeliest classes of each image, and what units cost."""
     logits, labels = _likeliest(pool)
     sums, shares, counts, costs = [], [], [], []
     for unit in units:
@@ -110,7 +110,7 @@ def looks_of(pool: Pool, unit: Unit) -> list[Look]:
 
 
 def _likeliest(pool: Pool) -> tuple[Tensor, Tensor]:
-    """Logits (L, N, M) of each picture's likeliest classes, its own label among them, and where that lies."""
+    """Logits (L, N, M) of each image's likeliest classes, its own label among them, and where that lies."""
     assert pool.labels is not None
     logits = two_class(pool.logits.float(), 2)
     if logits.shape[2] <= CLASSES:
@@ -182,8 +182,8 @@ class Way:
 
 
 PLAIN = Way()
-Path = Callable[[Table], list[int]]  # units, from the pictures that they may be chosen on
-Part = tuple[Table, Table, Tensor]  # of a fold: the other pictures, its own, and which they are
+Path = Callable[[Table], list[int]]  # units, from the images that they may be chosen on
+Part = tuple[Table, Table, Tensor]  # of a fold: the other images, its own, and which they are
 
 
 def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
@@ -235,7 +235,7 @@ class Chooser:
         return greedy(t, share, ceiling, self.objective, self.own)
 
     def _held(self, matched: bool, paths: Sequence[list[int]], share: float) -> Tensor:
-        """What each picture loses (N,) by the units that were chosen on the other folds."""
+        """What each image loses (N,) by the units that were chosen on the other folds."""
         key = (matched, tuple(map(tuple, paths)), share)
         if key not in self._known:
             parts = self.parts[matched]
@@ -291,7 +291,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 def fold_of(count: int, folds: int, seed: int) -> Tensor:
-    """Which fold each picture is in: dealt out evenly, in an order that only the seed decides."""
+    """Which fold each image is in: dealt out evenly, in an order that only the seed decides."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return torch.empty(count, dtype=torch.long).scatter(0, order, torch.arange(count) % folds)
 
@@ -309,7 +309,7 @@ def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
 def laid(
     units: Sequence[Unit], gate: Gate | None = None, weight: float = 1.0, warm: Mapping[View, float] | None = None
 ) -> tuple[Stage, ...]:
-    """Units after the plain look, behind a gate: as a user would, all of them for all pictures, at one temperature."""
+    """Units after the plain look, behind a gate: as a user would, all of them for all images, at one temperature."""
 
     def stage(views: tuple[View, ...], states: str, gate: Gate | None) -> Stage:
         weights = () if weight == 1 else (weight,) * len(views)

@@ -1,7 +1,7 @@
-"""The choice for tasks without one class: greedy over looks by what each picture loses, cross-validated, maybe plain.
+"""The choice for tasks without one class: greedy over looks by what each image loses, cross-validated, maybe plain.
 
 Every set of looks is simulated once on a pool; folds, gates and ceilings read the same losses. A gate is tried where
-the task says how sure an answer is, and where a picture's answer is its own: in a gallery all vectors are made alike.
+the task says how sure an answer is, and where an image's answer is its own: in a gallery all vectors are made alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unstride.tuning.simulate import simulate
 
 
 class Heard:
-    """What each picture of a pool loses in any set of units, and what that costs, simulated when it is asked for."""
+    """What each image of a pool loses in any set of units, and what that costs, simulated when it is asked for."""
 
     def __init__(self, pool: Pool, units: Sequence[Unit]) -> None:
         self.pool, self.units, self.judge = pool, tuple(units), judge_of(pool)
@@ -31,7 +31,7 @@ class Heard:
         self._known: dict[frozenset[int], tuple[Tensor, float]] = {}
 
     def at(self, units: Sequence[int]) -> tuple[Tensor, float]:
-        """Losses (N,) and the mean cost where all pictures take these looks."""
+        """Losses (N,) and the mean cost where all images take these looks."""
         key = frozenset(units)
         if key not in self._known:
             done = simulate(self.pool, laid([self.units[u] for u in sorted(key)]))
@@ -39,17 +39,17 @@ class Heard:
         return self._known[key]
 
     def losses(self, units: Sequence[int], below: float) -> Tensor:
-        """(N,) where the pictures whose margin is below take these looks."""
+        """(N,) where the images whose margin is below take these looks."""
         return torch.where(self.margin < below, self.at(units)[0], self.at(())[0])
 
     def stages(self, choice: Choice) -> tuple[Stage, ...]:
-        """A choice as stages, with the threshold of these pictures."""
+        """A choice as stages, with the threshold of these images."""
         below = threshold(self.margin, choice.share) if choice.share < 1 else None
         return laid(choice.units, None if below is None else Gate("margin", below, choice.share))
 
 
 def greedy(heard: Heard, rows: Tensor, share: float, ceiling: float) -> list[int]:
-    """Units in the order in which they help these pictures most, as long as the mean cost stays under the ceiling."""
+    """Units in the order in which they help these images most, as long as the mean cost stays under the ceiling."""
     chosen: list[int] = []
     while len(chosen) < STEPS and len(rows):
         spent = heard.at(chosen)[1]

@@ -1,8 +1,8 @@
 """The choice for segmentation: which looks, at which share of the tiles, under a mean cost.
 
 Greedy over units of looks by likelihood, which every pixel has a say in; beside it what people do and other balanced
-sets, everywhere. How far to go, and at how many tiles, is decided on pictures that the greedy choice did not see, by
-likelihood or by mIoU: the best of all that are surely better than plain, which with few pictures is plain itself.
+sets, everywhere. How far to go, and at how many tiles, is decided on images that the greedy choice did not see, by
+likelihood or by mIoU: the best of all that are surely better than plain, which with few images is plain itself.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unstride.evaluation.metrics import Integers
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
-from unstride.proof.metrics import Integers
 from unstride.tuning.candidates import sets
 from unstride.tuning.choose import PLAIN, Way, fold_of, laid, surest
 from unstride.tuning.pixels import Pixels, simulate_pixels
@@ -44,23 +44,23 @@ class Places:
 
 
 def areas(pool: Pixels, p: Tensor) -> Integers:
-    """(N, 3, K): pixels of each picture that are right, predicted and labelled, as in `unstride.proof.metrics`."""
+    """(N, 3, K): pixels of each image that are right, predicted and labelled, as in `unstride.evaluation.metrics`."""
     classes, count = p.shape[1], len(pool)
     guess, stands = p.argmax(1), torch.tensor([s.stands for s in pool.said])
     found = []
     for chosen, kept in ((pool.labels, guess == pool.labels), (guess, None), (pool.labels, None)):
-        index = pool.picture * classes + chosen
+        index = pool.image * classes + chosen
         index = index if kept is None else index[kept]
         found.append(torch.bincount(index, minlength=count * classes).view(count, classes))
     return (torch.stack(found, 1) * stands[:, None, None]).round().long().numpy()
 
 
 def losses(pool: Pixels, p: Tensor, objective: str) -> Tensor:
-    """(N,): what is to be small on average. Of mIoU, which is of all pictures at once, jackknife pseudo-values."""
+    """(N,): what is to be small on average. Of mIoU, which is of all images at once, jackknife pseudo-values."""
     if objective == "likelihood":
         own = -p.gather(1, pool.labels[:, None])[:, 0].clamp(min=1e-9).log()
-        total = torch.zeros(len(pool), dtype=torch.float64).index_add_(0, pool.picture, own.double())
-        return total / torch.bincount(pool.picture, minlength=len(pool)).clamp(min=1)
+        total = torch.zeros(len(pool), dtype=torch.float64).index_add_(0, pool.image, own.double())
+        return total / torch.bincount(pool.image, minlength=len(pool)).clamp(min=1)
     found, n = areas(pool, p), len(pool)
     total = found.sum(0)
     return torch.from_numpy((n - 1) * _miou(total - found) - n * _miou(total[None]))
@@ -74,12 +74,12 @@ def _miou(pixels: Integers) -> np.ndarray:
     return np.nanmean(iou, -1)
 
 
-def greedy(pool: Pixels, pictures: Tensor, below: float | None, ceiling: float) -> list[int]:
+def greedy(pool: Pixels, images: Tensor, below: float | None, ceiling: float) -> list[int]:
     """Units in the order in which they help most, as long as the mean cost stays under the ceiling."""
-    costs = [float(pool.cost(u, below)[pictures].mean()) for u in range(len(pool.units))]
+    costs = [float(pool.cost(u, below)[images].mean()) for u in range(len(pool.units))]
     known = torch.zeros(len(pool), dtype=torch.bool)
-    known[pictures] = True
-    rows = known[pool.picture] if below is None else known[pool.picture] & pool.opened(below)
+    known[images] = True
+    rows = known[pool.image] if below is None else known[pool.image] & pool.opened(below)
     label = pool.p[:, rows].gather(2, pool.labels[rows].expand(len(pool.p), -1)[..., None])[..., 0]
     total, weight, spent, chosen = label[0], 1.0, 1.0, list[int]()
     if not rows.any():
@@ -101,7 +101,7 @@ def greedy(pool: Pixels, pictures: Tensor, below: float | None, ceiling: float) 
 
 
 def saves(pool: Pixels, below: float) -> bool:
-    """Whether any unit is spared a twentieth of its area: tiles that lie all over a small picture spare nothing."""
+    """Whether any unit is spared a twentieth of its area: tiles that lie all over a small image spare nothing."""
     means = [sum(shares) / len(shares) for shares in (pool.shares(u, below) for u in range(len(pool.units)))]
     return min(means) < 0.95
 
@@ -142,7 +142,7 @@ class PixelChooser:
         return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)
 
     def _crossed(self, paths: Sequence[tuple[int, ...]], below: float | None) -> Tensor:
-        """Losses (N,) of each fold's pictures by the path that was chosen without them."""
+        """Losses (N,) of each fold's images by the path that was chosen without them."""
         key = (tuple(paths), below)
         if key not in self._known:
             seen = [simulate_pixels(part, path, below).p for part, path in zip(self.parts, paths, strict=True)]
@@ -152,12 +152,12 @@ class PixelChooser:
 
 
 def joined(parts: Sequence[Pixels]) -> Pixels:
-    """Pictures of several pools as those of one, without what looks said: for labels and sizes."""
+    """Images of several pools as those of one, without what looks said: for labels and sizes."""
     count = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
-    picture = torch.cat([part.picture + count[k] for k, part in enumerate(parts)])
+    image = torch.cat([part.image + count[k] for k, part in enumerate(parts)])
     labels, at = (torch.cat([getattr(part, name) for part in parts]) for name in ("labels", "at"))
     said = tuple(s for part in parts for s in part.said)
-    return replace(parts[0], p=parts[0].p[:0], labels=labels, picture=picture, at=at, said=said)
+    return replace(parts[0], p=parts[0].p[:0], labels=labels, image=image, at=at, said=said)
 
 
 def stages_of(places: Places, pool: Pixels) -> tuple[Stage, ...]:

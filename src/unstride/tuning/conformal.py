@@ -3,11 +3,11 @@
     sets = tuned.conformal(alpha=0.1)
     sets.sets(images)                       # [(3,), (3, 5), ...]: the right class is in 90 % of such sets
 
-Split conformal prediction (Vovk et al., 2005; Lei et al., 2018): of n labelled pictures that the recipe has not seen,
-the ceil((n + 1) (1 - alpha))-th smallest score of the right class is the threshold, and a new picture's set has all
-classes that score no more. For pictures that come from where those came from, the right class is inside with
-probability at least 1 - alpha, whatever the network; over draws of the n pictures the coverage is Beta distributed.
-The tuned recipe itself is chosen by all pictures, so none is left to set a threshold by: here it is chosen again by one
+Split conformal prediction (Vovk et al., 2005; Lei et al., 2018): of n labelled images that the recipe has not seen,
+the ceil((n + 1) (1 - alpha))-th smallest score of the right class is the threshold, and a new image's set has all
+classes that score no more. For images that come from where those came from, the right class is inside with
+probability at least 1 - alpha, whatever the network; over draws of the n images the coverage is Beta distributed.
+The tuned recipe itself is chosen by all images, so none is left to set a threshold by: here it is chosen again by one
 half, and the other half sets the threshold.
 """
 
@@ -40,7 +40,7 @@ def scores(logits: Tensor, by: str = "lac") -> Tensor:
     """How strange each class would be, (N, K) -> (N, K): small where it fits.
 
     `lac` (Sadinle et al., 2019): what its probability lacks to 1; the smallest sets. `aps` (Romano et al., 2020,
-    without their random part): the probability of all likelier classes; sets that grow where a picture is hard. `raps`
+    without their random part): the probability of all likelier classes; sets that grow where an image is hard. `raps`
     the same with a price on long sets. What is not finite fits nothing.
     """
     if by not in SCORES:
@@ -62,7 +62,7 @@ def rank(count: int, alpha: float) -> int:
     k = math.ceil((count + 1) * (1 - alpha) - 1e-9)
     if k > count:
         least = math.ceil((1 - alpha) / alpha - 1e-9)
-        raise DataError(f"{count} pictures cannot promise {1 - alpha:.4g}: it takes at least {least} beside the choice")
+        raise DataError(f"{count} images cannot promise {1 - alpha:.4g}: it takes at least {least} beside the choice")
     return k
 
 
@@ -72,7 +72,7 @@ def threshold(right: Tensor, alpha: float) -> float:
 
 
 def coverage_bounds(count: int, alpha: float, level: float = LEVEL) -> tuple[float, float]:
-    """Where the coverage of a threshold from `count` pictures lies, over draws of them: Beta(k, count + 1 - k)."""
+    """Where the coverage of a threshold from `count` images lies, over draws of them: Beta(k, count + 1 - k)."""
     k, error = rank(count, alpha), 1 - level
     return clopper_pearson(k, count, error)[0], clopper_pearson(k - 1, count, error)[1]
 
@@ -86,7 +86,7 @@ def members(strange: Tensor, below: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Sized:
-    """What the sets of a recipe are like: measured with thresholds from pictures that it does not measure."""
+    """What the sets of a recipe are like: measured with thresholds from images that it does not measure."""
 
     name: str
     coverage: float
@@ -100,17 +100,17 @@ class Conformal:
     alpha: float
     score: str
     threshold: float
-    pictures: int  # that set the threshold
+    images: int  # that set the threshold
     better: Enhanced
     sized: tuple[Sized, ...]
 
     @property
     def coverage(self) -> tuple[float, float]:
         """Where this threshold's own coverage lies with 95 % confidence; its mean over draws is at least 1 - alpha."""
-        return coverage_bounds(self.pictures, self.alpha)
+        return coverage_bounds(self.images, self.alpha)
 
     def sets(self, images: Any) -> list[tuple[int, ...]]:
-        """The classes of each picture, the likeliest first. `images`: what `better` takes."""
+        """The classes of each image, the likeliest first. `images`: what `better` takes."""
         strange = scores(self.better.looks(images)[0].cpu(), self.score)
         inside = members(strange, self.threshold)
         order = strange.argsort(1)
@@ -119,8 +119,8 @@ class Conformal:
     def __str__(self) -> str:
         low, high = self.coverage
         lines = [
-            f"sets with the right class in at least {1 - self.alpha:.4g} of pictures like these; from {self.pictures} "
-            f"pictures, this threshold's coverage is {low:.3f} to {high:.3f} with 95 % confidence",
+            f"sets with the right class in at least {1 - self.alpha:.4g} of images like these; from {self.images} "
+            f"images, this threshold's coverage is {low:.3f} to {high:.3f} with 95 % confidence",
             *(f"  {s.name:8} coverage {s.coverage:.3f}, {s.size:.2f} classes" for s in self.sized),
         ]
         return "\n".join(lines)
@@ -161,7 +161,7 @@ def warmed(pool: Pool, recipe: Recipe) -> Tensor:
 
 
 def crossed(strange: Tensor, labels: Tensor, alpha: float) -> tuple[float, float]:
-    """Coverage and mean size where each half of the pictures is measured with the other's threshold."""
+    """Coverage and mean size where each half of the images is measured with the other's threshold."""
     hit, size = [], []
     for k in (0, 1):
         below = threshold(_right(strange[k::2], labels[k::2]), alpha)

@@ -1,4 +1,4 @@
-"""What a network says about pictures in every look: shard by shard into files, so that a killed run goes on."""
+"""What a network says about images in every look: shard by shard into files, so that a killed run goes on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.nn.functional import pad
 
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, UnstrideError
-from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.jobs.distributed import World
-from unstride.jobs.fingerprint import digest, fingerprint
-from unstride.jobs.progress import progress as show_progress
 from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
 from unstride.procedure.meaning import TASKS
+from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.distributed import World
+from unstride.storage.fingerprint import digest, fingerprint
+from unstride.storage.progress import progress as show_progress
 from unstride.tuning.candidates import Unit
 from unstride.tuning.parts import Part, check_finite
 from unstride.tuning.pool import Pool, Work
@@ -37,7 +37,7 @@ PAPER = 10  # states of the paper's search, which stands beside ours
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """A pool, and the paper's search on the same pictures: its answers (N, E) and costs (N,)."""
+    """A pool, and the paper's search on the same images: its answers (N, E) and costs (N,)."""
 
     pool: Pool
     paper: tuple[Tensor, Tensor] | None
@@ -97,7 +97,7 @@ def gather(
     paper: bool = True,
 ) -> Gathered:
     """Everything once, into files of `folder`; what is there already is not computed again."""
-    works: dict[tuple[int, ...], dict[View, Work]] = {}  # pictures with maps may have sizes of their own
+    works: dict[tuple[int, ...], dict[View, Work]] = {}  # images with maps may have sizes of their own
     left_out: list[str] = []
     for part in given:
         if part.source.size not in works:
@@ -114,10 +114,10 @@ def gather(
         check_finite(said.transpose(0, 1), part.names)
         return {"logits": said, **(_paper(better, part) if paper else {})}
 
-    def told(pictures: int) -> str:
+    def told(images: int) -> str:
         source = given[0].source
         kept = 4 * given[0].kept(better.plain(source.rows([0]).see(IDENTITY))).shape[1]
-        return estimate(better, source, kept, looks, work, pictures, paper)
+        return estimate(better, source, kept, looks, work, images, paper)
 
     stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
     count = torch.tensor([len(part.source) for part in given])
@@ -163,7 +163,7 @@ def _shards(
 ) -> list[dict[str, Tensor]]:
     """What is made of each part, each process its share; what is there already is not made again.
 
-    `told` says before the start what so many pictures will take.
+    `told` says before the start what so many images will take.
     """
     files = [folder / f"{name}-{part.key}.safetensors" for part in given]
     missing = [i for i in range(len(given)) if _stored(files[i]) is None]

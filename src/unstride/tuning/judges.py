@@ -1,10 +1,10 @@
-"""How a task's answers are judged: what each picture loses, for choosing; and the metric with its interval, for proof.
+"""How a task's answers are judged: what each image loses, for choosing; and the metric with its interval, for proof.
 
     judge = judge_of(pool)
     judge.losses(pool.plain).mean()                       # what is to be small
     judge.scores([pool.plain, merged])[1].certificate     # of the second over the first
 
-Metrics and intervals are those of `unstride.proof.measures`, so that `evaluate` finds the same.
+Metrics and intervals are those of `unstride.evaluation.measures`, so that `evaluate` finds the same.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 
 from unstride.errors import DataError
+from unstride.evaluation import measures
+from unstride.evaluation.measures import NEIGHBOURS
 from unstride.procedure.temperature import fit_temperature
-from unstride.proof import measures
-from unstride.proof.measures import NEIGHBOURS
 from unstride.tuning.certificate import Certificate, Measured, Saved, certify
 from unstride.tuning.choose import fold_of
 from unstride.tuning.pool import Pool
@@ -60,7 +60,7 @@ class Judge:
         return "AbsRel" if self.pool.task == "dense" else "MAE"
 
     def answers(self, outputs: Tensor) -> Tensor:
-        """(N, A): what is kept of each picture's output, once all of them are there."""
+        """(N, A): what is kept of each image's output, once all of them are there."""
         return outputs
 
     def losses(self, outputs: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Judge:
         return found
 
     def _measured(self, answers: Sequence[Tensor]) -> measures.Measured:
-        """As `evaluate` measures: of maps, a picture counts by its known pixels."""
+        """As `evaluate` measures: of maps, an image counts by its known pixels."""
         task, outputs, targets = self.pool.task, list(answers), list(self.labels)
         if task == "dense":  # the kept pixels as a map of one row
             outputs, targets = [one[:, None] for one in outputs], [one[None] for one in targets]
@@ -140,9 +140,9 @@ class Labels(Judge):
 
 
 class Neighbours(Judge):
-    """Of embeddings: each picture against all others, by the labels of its nearest; the answer is what was found.
+    """Of embeddings: each image against all others, by the labels of its nearest; the answer is what was found.
 
-    Of pairs: each query against the gallery. A picture that is no query loses nothing, whatever is done.
+    Of pairs: each query against the gallery. An image that is no query loses nothing, whatever is done.
     """
 
     by = "neighbours"
@@ -196,15 +196,15 @@ class Neighbours(Judge):
 
 
 def check_neighbours(labels: Tensor) -> None:
-    """Whether embeddings can be judged by the labels (N, ...) of these pictures; asked before any look is taken."""
+    """Whether embeddings can be judged by the labels (N, ...) of these images; asked before any look is taken."""
     pairs = labels.ndim == 2
     if not len(_asked(labels)) or (not pairs and len(labels.unique()) < 2):
-        what = "pairs" if pairs else "several pictures of several classes"
-        raise DataError(f"{len(labels)} pictures have no neighbour that they could be told by; give {what}")
+        what = "pairs" if pairs else "several images of several classes"
+        raise DataError(f"{len(labels)} images have no neighbour that they could be told by; give {what}")
 
 
 def _asked(labels: Tensor) -> Tensor:
-    """Rows of the pictures that are looked for: of pairs the queries, otherwise all."""
+    """Rows of the images that are looked for: of pairs the queries, otherwise all."""
     return measures.asked_pairs(labels) if labels.ndim == 2 else torch.arange(len(labels))
 
 

@@ -13,8 +13,8 @@ def page(tuned: Tuned, title: str) -> str:
     plain, asked = tuned.lines[0], tuned.lines[tuned.at]
     facts = (
         (plain.shown, f"{tuned.metric}, plain"),
-        (asked.shown, f"{tuned.metric}, {asked.name}, on pictures its choice did not see"),
-        (f"{asked.cost:.2f}", "plain forwards per picture"),
+        (asked.shown, f"{tuned.metric}, {asked.name}, on images its choice did not see"),
+        (f"{asked.cost:.2f}", "plain forwards per image"),
     )
     shown = Table(tuned.head, tuple(line.cells() for line in tuned.lines), strong=frozenset({tuned.at}))
     return render_report(
@@ -25,7 +25,7 @@ def page(tuned: Tuned, title: str) -> str:
             Section(
                 "Everything that was compared",
                 (
-                    Text(f"On {plain.certificate.pictures:,} labelled pictures; {tuned.reading}."),
+                    Text(f"On {plain.certificate.images:,} labelled images; {tuned.reading}."),
                     shown,
                     *map(Text, tuned.notes),
                 ),
@@ -40,8 +40,8 @@ def _next(tuned: Tuned) -> str:
     if tuned.recipe.plain:
         return "Nothing to run: the network as it is."
     return (
-        "Run it from its file: unstride predict SPEC PICTURES --recipe FILE --out answers.csv, or "
-        "unstride.enhance(model, example, recipe=FILE); check it on other pictures: unstride evaluate SPEC --data "
+        "Run it from its file: unstride predict SPEC IMAGES --recipe FILE --out answers.csv, or "
+        "unstride.enhance(model, example, recipe=FILE); check it on other images: unstride evaluate SPEC --data "
         "KIND:PATH --recipe FILE."
     )
 
@@ -53,7 +53,7 @@ def frontier_chart(lines: list[Line]) -> Chart:
     start = Point(1.0, 0.0, label="plain")
     series = (Series("tuned", (start, *ours)), *others)
     unit = "%" if isinstance(lines[0].certificate, Saved) else "points"
-    title = "What was tuned, on pictures that its choice did not see"
+    title = "What was tuned, on images that its choice did not see"
     return Chart(title, "cost, plain forwards", "gain", series, 0.0, unit=unit)
 
 

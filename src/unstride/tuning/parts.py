@@ -1,4 +1,4 @@
-"""Labelled pictures in parts: what is looked at together, stored in one file, and how its answers are kept.
+"""Labelled images in parts: what is looked at together, stored in one file, and how its answers are kept.
 
 for part in parts(loader, like, "regression"): part.kept(model(part.source.see(IDENTITY)))    # (n, K)
 """
@@ -20,21 +20,21 @@ from unstride.data.batches import NUMBERS, unpacked
 from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, LeftOut
-from unstride.jobs.fingerprint import digest
+from unstride.evaluation.measures import check_shape
 from unstride.procedure.prediction import at_size
-from unstride.proof.measures import check_shape
-from unstride.views.canvas import Canvas, Pictures, Source, as_source
+from unstride.storage.fingerprint import digest
+from unstride.views.canvas import Canvas, PILImages, Source, as_source
 from unstride.views.volumes import Volume
 
-SHARD = 64  # pictures
+SHARD = 64  # images
 PIXELS = 300_000  # of all maps together, about
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some labelled pictures, and what identifies them.
+    """Some labelled images, and what identifies them.
 
-    `labels`: classes (n,), or labels, numbers or matches (n, K). Of maps a part is one picture: `labels` (1, P) are the
+    `labels`: classes (n,), or labels, numbers or matches (n, K). Of maps a part is one image: `labels` (1, P) are the
     values at `at`, places of some of the known pixels of a map of `size`, and `stands` is how many are known.
     """
 
@@ -67,9 +67,9 @@ class Part:
 
 
 def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classification") -> Iterator[Part]:
-    """A data set, or batches of (images, labels) -> parts of at most 64 pictures, of maps one picture each.
+    """A data set, or batches of (images, labels) -> parts of at most 64 images, of maps one image each.
 
-    Pictures that cannot be read are left out, with a warning that names them.
+    Images that cannot be read are left out, with a warning that names them.
     """
     if task == "dense":
         yield from _maps(data, like)
@@ -79,8 +79,8 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
         for start in range(0, len(data), SHARD):
             found = list(read(data, range(start, min(start + SHARD, len(data)))))
             if found:
-                names, pictures, targets = zip(*found, strict=True)
-                source = Pictures(list(pictures), data.preprocess, like)
+                names, opened, targets = zip(*found, strict=True)
+                source = PILImages(list(opened), data.preprocess, like)
                 yield Part(_key(whole, list(names)), source, _stacked(list(targets)), names=names)
         return
     seen = 0
@@ -105,32 +105,32 @@ def parts(data: Dataset | Iterable[Any], like: Tensor, task: str = "classificati
 
 
 def check_finite(answers: Tensor, names: Sequence[str]) -> None:
-    """Refuse pictures whose answers (n, ...) are no numbers: one would spoil every figure of the others."""
+    """Refuse images whose answers (n, ...) are no numbers: one would spoil every figure of the others."""
     bad = (~answers.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         raise DataError(
-            f"{', '.join(names[i] for i in bad[:3])}{more}: the network's answer is not finite, to the picture or to a "
-            "view of it, so nothing can be chosen by it. Look for NaN or infinite values in the picture, and repair it "
+            f"{', '.join(names[i] for i in bad[:3])}{more}: the network's answer is not finite, to the image or to a "
+            "view of it, so nothing can be chosen by it. Look for NaN or infinite values in the image, and repair it "
             "or leave it out"
         )
 
 
 def read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]:
-    """(id, picture, target) of those that can be read; the others are named in a warning."""
+    """(id, image, target) of those that can be read; the others are named in a warning."""
     for item in (data[i] for i in chosen):
         try:
-            picture, target = item.read()
+            image, target = item.read()
         except (DataError, OSError) as error:
             warnings.warn(f"left out: {item.id}: {error}", LeftOut, stacklevel=2)
             continue
-        if isinstance(picture, Volume):
-            raise DataError(f"{item.id}: tuning is for pictures so far; volumes are for predict and evaluate")
-        yield item.id, picture, target
+        if isinstance(image, Volume):
+            raise DataError(f"{item.id}: tuning is for images so far; volumes are for predict and evaluate")
+        yield item.id, image, target
 
 
 def prepared(data: Dataset) -> str:
-    """What identifies pictures together with how they are prepared."""
+    """What identifies images together with how they are prepared."""
     return f"{data.fingerprint()} {data.preprocess!r}"
 
 
@@ -146,8 +146,8 @@ def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
     given: list[tuple[str, str, Source, Tensor]] = []
     if isinstance(data, Dataset):
         whole = prepared(data)
-        for name, picture, known in read(data, range(len(data))):
-            given.append((_key(whole, [name]), name, Pictures([picture], data.preprocess, like), known))
+        for name, image, known in read(data, range(len(data))):
+            given.append((_key(whole, [name]), name, PILImages([image], data.preprocess, like), known))
     else:
         for batch in data:
             images, values = unpacked(batch, "data", "dense")
@@ -157,15 +157,15 @@ def _maps(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Part]:
     for key, name, source, known in given:
         there = known.isfinite().flatten()
         if not bool(there.any()):
-            raise DataError("nothing is measured in one of the maps; leave that picture out")
+            raise DataError("nothing is measured in one of the maps; leave that image out")
         at = drawn(there, key, each(len(given)))
         labels, size = known.flatten()[at][None], tuple(known.shape)
         yield Part(f"{key}-{len(at)}", source, labels, at, size, int(there.sum()), (name,))
 
 
-def each(pictures: int) -> int:
+def each(images: int) -> int:
     """How many pixels of each map are kept: neighbouring ones say much the same."""
-    return min(4096, max(256, PIXELS // max(1, pictures)))
+    return min(4096, max(256, PIXELS // max(1, images)))
 
 
 def drawn(there: Tensor, key: str, count: int | None) -> Tensor:

@@ -1,7 +1,7 @@
-"""What a network says at some labelled pixels of every picture, in every look: segmentation recipes are simulated here.
+"""What a network says at some labelled pixels of every image, in every look: segmentation recipes are simulated here.
 
-A map of each look of each picture would fill a disk, and neighbouring pixels say much the same: of each picture a fixed
-sample of labelled pixels is kept, as half-precision logits in the plain picture's coordinates, a file for each picture.
+A map of each look of each image would fill a disk, and neighbouring pixels say much the same: of each image a fixed
+sample of labelled pixels is kept, as half-precision logits in the plain image's coordinates, a file for each image.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from unstride.data import Dataset
 from unstride.data.batches import unpacked
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError
-from unstride.jobs.artefacts import read_artefact, write_artefact
-from unstride.jobs.distributed import World
-from unstride.jobs.fingerprint import digest, fingerprint
-from unstride.jobs.progress import progress as show_progress
+from unstride.evaluation.metrics import IGNORE, check_mask
 from unstride.procedure.aggregate import two_class
 from unstride.procedure.batch import Batch
 from unstride.procedure.gates import Gate, sureness
@@ -32,20 +29,23 @@ from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
-from unstride.proof.metrics import IGNORE, check_mask
+from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.distributed import World
+from unstride.storage.fingerprint import digest, fingerprint
+from unstride.storage.progress import progress as show_progress
 from unstride.tuning.candidates import Unit
 from unstride.tuning.parts import check_finite, drawn, prepared, read
 from unstride.tuning.pool import Work
-from unstride.views.canvas import Canvas, Pictures, Source
+from unstride.views.canvas import Canvas, PILImages, Source
 from unstride.views.policies import IDENTITY, View
 
 KIND = "pixels, edges held"
-SKEWED = 0.05  # a mask may have another size than its picture, but not another shape
+SKEWED = 0.05  # a mask may have another size than its image, but not another shape
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """One labelled picture, and what identifies it. `mask` (H, W): classes, 255 where there is none."""
+    """One labelled image, and what identifies it. `mask` (H, W): classes, 255 where there is none."""
 
     key: str
     source: Source
@@ -58,14 +58,14 @@ class Scene:
 
 
 def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = None) -> Iterator[Scene]:
-    """A data set, or batches of (images, masks), picture by picture; with `window`, larger ones in such squares."""
-    for scene in _pictures(data, like):
+    """A data set, or batches of (images, masks), image by image; with `window`, larger ones in such squares."""
+    for scene in _images(data, like):
         if window is None or max(scene.source.size) <= window:
             yield scene
             continue
         x = scene.source.see(IDENTITY)
         if tuple(x.shape[2:]) != tuple(scene.mask.shape):
-            raise DataError("windows need pictures as large as their masks: a preprocessing that does not resize")
+            raise DataError("windows need images as large as their masks: a preprocessing that does not resize")
         h, w = (min(n, window) for n in x.shape[2:])
         for top in starts(x.shape[2], h, 0.0):
             for left in starts(x.shape[3], w, 0.0):
@@ -74,12 +74,12 @@ def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = Non
                 yield Scene(key, Canvas(cut), scene.mask[top : top + h, left : left + w], scene.name)
 
 
-def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
+def _images(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
     if isinstance(data, Dataset):
         whole = prepared(data)
         for name, image, mask in read(data, range(len(data))):
             key = hashlib.sha256(repr((whole, name)).encode()).hexdigest()[:24]
-            yield Scene(key, Pictures([image], data.preprocess, like), torch.as_tensor(mask), name)
+            yield Scene(key, PILImages([image], data.preprocess, like), torch.as_tensor(mask), name)
         return
     seen = 0
     for batch in data:
@@ -96,26 +96,26 @@ def _pictures(data: Dataset | Iterable[Any], like: Tensor) -> Iterator[Scene]:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """Of one picture: logits (1 + U, P, K) of the plain look and each unit at P pixels, their classes, what each costs.
+    """Of one image: logits (1 + U, P, K) of the plain look and each unit at P pixels, their classes, what each costs.
 
     `at` (P,): which tile a pixel is in; `sure` (rows, columns): the plain margin of each tile; `stands`: how many
-    labelled pixels of the picture one of these stands for.
+    labelled pixels of the image one of these stands for.
     """
 
     logits: Tensor
     labels: Tensor
     at: Tensor
     sure: Tensor
-    costs: Tensor  # (U,) of the whole picture, in plain forwards
+    costs: Tensor  # (U,) of the whole image, in plain forwards
     size: tuple[int, int]
     stands: float
     pixels: Tensor  # (P,) where they lie, row by row
-    filled: int  # what pictures are filled up to a multiple of
+    filled: int  # what images are filled up to a multiple of
     stride: tuple[int, ...]
     shares: dict[tuple[View, float], float] = field(default_factory=dict)
 
     def share(self, view: View, gate: Gate, below: float) -> float:
-        """Of a view's area that is computed for the tiles that are less sure; 1: the picture is looked at whole."""
+        """Of a view's area that is computed for the tiles that are less sure; 1: the image is looked at whole."""
         if (view, below) not in self.shares:
             tiling = Tiling.of(view, gate, self.size, self.stride, self.filled)
             self.shares[view, below] = tiling.share(~(self.sure >= below))
@@ -124,13 +124,13 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """All pictures together: probabilities (1 + U, M, K) at M pixels, and which picture each is of."""
+    """All images together: probabilities (1 + U, M, K) at M pixels, and which image each is of."""
 
     units: tuple[Unit, ...]
     gate: Gate  # tile and context
     p: Tensor
     labels: Tensor
-    picture: Tensor
+    image: Tensor
     at: Tensor
     said: tuple[Said, ...]
 
@@ -138,22 +138,22 @@ class Pixels:
     def of(cls, units: Sequence[Unit], gate: Gate, said: Sequence[Said]) -> Pixels:
         p = torch.cat([two_class(s.logits.float(), 2).softmax(2) for s in said], 1)
         count = [len(s.labels) for s in said]
-        picture = torch.arange(len(said)).repeat_interleave(torch.tensor(count))
+        image = torch.arange(len(said)).repeat_interleave(torch.tensor(count))
         labels, at = (torch.cat([getattr(s, name) for s in said]) for name in ("labels", "at"))
-        return cls(tuple(units), gate, p, labels, picture, at, tuple(said))
+        return cls(tuple(units), gate, p, labels, image, at, tuple(said))
 
     def __len__(self) -> int:
         return len(self.said)
 
     def rows(self, chosen: Sequence[int]) -> Pixels:
-        """The same for some of the pictures."""
+        """The same for some of the images."""
         number = torch.full((len(self),), -1)
         number[list(chosen)] = torch.arange(len(chosen))
-        kept = (number[self.picture] >= 0).nonzero()[:, 0]
-        order = kept[number[self.picture[kept]].argsort(stable=True)]
+        kept = (number[self.image] >= 0).nonzero()[:, 0]
+        order = kept[number[self.image[kept]].argsort(stable=True)]
         said = tuple(self.said[i] for i in chosen)
         values = {n: getattr(self, n)[order] for n in ("labels", "at")}
-        return replace(self, p=self.p[:, order], picture=number[self.picture[order]], said=said, **values)
+        return replace(self, p=self.p[:, order], image=number[self.image[order]], said=said, **values)
 
     def count(self, unit: int) -> int:
         """Looks of a unit beside the plain one."""
@@ -174,7 +174,7 @@ class Pixels:
         return shares * (whole + (shares < 1) * again)
 
     def shares(self, unit: int, below: float) -> list[float]:
-        """Of each picture's area that a unit computes."""
+        """Of each image's area that a unit computes."""
         return [s.share(self.units[unit].view, self.gate, below) for s in self.said]
 
 
@@ -186,7 +186,7 @@ def looks_of(unit: Unit, work: Work) -> list[Look]:
 
 @torch.no_grad()
 def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pixels: int | None) -> Said:
-    """Every unit of looks at one picture."""
+    """Every unit of looks at one image."""
     images, plan, crop = better.fitted(scene.source.see(IDENTITY))
     moved = [s for unit in units for s in Work.of(plan, unit.count).near[: unit.count]]
     first = Batch(plan, plan.engine_for(moved).start(images), (IDENTITY,), [0], crop)
@@ -239,9 +239,9 @@ def gather_pixels(
     better: Enhanced, given: Sequence[Scene], units: Sequence[Unit], gate: Gate, pixels: int | None, folder: Path,
     us: World, show: bool, told: Callable[[int], str] | None = None,
 ) -> Pixels:  # fmt: skip
-    """Everything once, into a file for each picture; what is there already is not computed again.
+    """Everything once, into a file for each image; what is there already is not computed again.
 
-    `told` says before the start what so many pictures will take.
+    `told` says before the start what so many images will take.
     """
     asked = (fingerprint(better.model), [(u.view.spec(), u.states) for u in units], gate.tile, pixels)
     name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
@@ -257,7 +257,7 @@ def gather_pixels(
     us.wait()
     found = [_stored(file) for file in files]
     if any(f is None for f in found):
-        raise DataError(f"{folder}: not all pictures can be read back; do all processes see the same folder?")
+        raise DataError(f"{folder}: not all images can be read back; do all processes see the same folder?")
     return Pixels.of(units, gate, [f for f in found if f is not None])
 
 
@@ -277,7 +277,7 @@ def answer_pixels(
     us.wait()
     found = [tensors for tensors in map(_read, files) if tensors is not None]
     if len(found) < len(files):
-        raise DataError(f"{folder}: not all pictures can be read back; do all processes see the same folder?")
+        raise DataError(f"{folder}: not all images can be read back; do all processes see the same folder?")
     p = torch.cat([two_class(f["logits"].float(), 1).softmax(1) for f in found])
     return p, torch.cat([f["cost"] for f in found])
 
@@ -306,7 +306,7 @@ def _stored(file: Path) -> Said | None:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A recipe on the pixels: merged probabilities (M, K), and what each picture costs (N,)."""
+    """A recipe on the pixels: merged probabilities (M, K), and what each image costs (N,)."""
 
     p: Tensor
     costs: Tensor
@@ -315,7 +315,7 @@ class Seen:
 def simulate_pixels(pool: Pixels, units: Sequence[int], below: float | None = None) -> Seen:
     """The mean of the plain look and these units, where tiles are less sure than `below` (everywhere: None).
 
-    A picture whose windows would be as much work as the whole is looked at whole, as when it is run.
+    An image whose windows would be as much work as the whole is looked at whole, as when it is run.
     """
     total, weight = pool.p[0].clone(), torch.ones(len(pool.labels), 1)
     costs = torch.ones(len(pool), dtype=torch.float64)
@@ -325,7 +325,7 @@ def simulate_pixels(pool: Pixels, units: Sequence[int], below: float | None = No
         where = opened
         if below is not None:
             whole = torch.tensor([share >= 1 for share in pool.shares(u, below)])
-            where = opened | whole[pool.picture]
+            where = opened | whole[pool.image]
         total[where] += count * pool.p[1 + u][where]
         weight[where] += count
         costs += pool.cost(u, below)

@@ -1,4 +1,4 @@
-"""Everything a network says about some pictures, in every look, computed once: recipes are simulated from it."""
+"""Everything a network says about some images, in every look, computed once: recipes are simulated from it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Outputs (L, N, E) of N pictures in L looks, the plain one first; labels (N,) or (N, ...) where there are any.
+    """Outputs (L, N, E) of N images in L looks, the plain one first; labels (N,) or (N, ...) where there are any.
 
-    Of maps, E known pixels of each picture are kept, and NaN is the label where there are fewer; `stands` (N,) is how
-    many are known. `size` (N,) says which pictures do `work`, 0, and which that of a size of their own, in `others`.
+    Of maps, E known pixels of each image are kept, and NaN is the label where there are fewer; `stands` (N,) is how
+    many are known. `size` (N,) says which images do `work`, 0, and which that of a size of their own, in `others`.
     """
 
     looks: tuple[Look, ...]
@@ -70,7 +70,7 @@ class Pool:
         return self.logits[0]
 
     def rows(self, chosen: Tensor | Sequence[int]) -> Pool:
-        """The same for some of the pictures."""
+        """The same for some of the images."""
         at = torch.as_tensor(chosen)
         labels, stands, size = (v if v is None else v[at] for v in (self.labels, self.stands, self.size))
         return replace(self, logits=self.logits[:, at], labels=labels, stands=stands, size=size)
@@ -88,7 +88,7 @@ class Pool:
         return _cost(self.work, looks)
 
     def costs(self, looks: Iterable[Look]) -> Tensor:
-        """The same of each picture, (N,)."""
+        """The same of each image, (N,)."""
         if self.size is None or not self.others:
             return torch.full((len(self),), self.cost(looks), dtype=torch.float64)
         looks = list(looks)

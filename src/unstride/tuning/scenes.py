@@ -12,10 +12,10 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.jobs.distributed import world
+from unstride.evaluation.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.procedure.gates import tile_gate
-from unstride.proof.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.recipe import Recipe
+from unstride.storage.distributed import world
 from unstride.tuning.candidates import candidates, usual
 from unstride.tuning.certificate import Measured, crossed
 from unstride.tuning.choose import fold_of, laid
@@ -32,7 +32,7 @@ def tune_scenes(
     better: Enhanced, given: Sequence[Scene], ceilings: Sequence[float], cost: float, pool: str, objective: str,
     guard: float | None, cache_dir: str | Path | None, seed: int, progress: bool, paper: bool = False,
 ) -> Tuned:  # fmt: skip
-    """The best recipe under the ceiling `cost`, and its proof by bootstrap over pictures."""
+    """The best recipe under the ceiling `cost`, and its proof by bootstrap over images."""
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, wanted one of {', '.join(OBJECTIVES)} in segmentation")
     units, work, left_out = usable(better, given[0].source, candidates(given[0].source, pool, "segmentation"))
@@ -42,9 +42,9 @@ def tune_scenes(
         folder = stack.enter_context(kept_in(cache_dir, us))
         pixels = each(len(given))
 
-        def told(pictures: int) -> str:
+        def told(images: int) -> str:
             kept = 2 * better.plan.classes * min(pixels, given[0].mask.numel())
-            return estimate(better, given[0].source, kept, looks_of(units, work), work, pictures, paper)
+            return estimate(better, given[0].source, kept, looks_of(units, work), work, images, paper)
 
         found = gather_pixels(better, given, units, gate, pixels, folder, us, progress, told)
         beside = {}
@@ -55,7 +55,7 @@ def tune_scenes(
     notes = [f"left out: {why}" for why in left_out]
     most = max(len(s.pixels) for s in found.said)
     if any(s.stands > 1 for s in found.said):
-        notes.append(f"figures are of {most:,} labelled pixels of each picture at the most, always the same")
+        notes.append(f"figures are of {most:,} labelled pixels of each image at the most, always the same")
     return Mapped(found, better, objective, seed, beside, given[0].source).tuned(ceilings, cost, guard, notes)
 
 
@@ -101,7 +101,7 @@ class Mapped:
         )  # fmt: skip
 
     def crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor]]:
-        """At each ceiling probabilities (M, K) and costs (N,) of each picture by a recipe chosen without it."""
+        """At each ceiling probabilities (M, K) and costs (N,) of each image by a recipe chosen without it."""
         plain, each = self.pool.p[0], torch.ones(len(self.pool), dtype=torch.float64)
         out = {ceiling: (torch.empty_like(plain), each.clone()) for ceiling in ceilings}
         for k in range(FOLDS):
@@ -111,14 +111,14 @@ class Mapped:
             for ceiling, (p, costs) in out.items():
                 places = chooser.choice(ceiling)
                 seen = simulate_pixels(own, places.units, places.below)
-                p[(self.folds == k)[self.pool.picture]], costs[held] = seen.p, seen.costs
+                p[(self.folds == k)[self.pool.image]], costs[held] = seen.p, seen.costs
         return out
 
     def line(self, name: str, p: Tensor, costs: Tensor, what: str = "") -> Line:
         now: Integers = areas(self.pool, p)
         gain = compare_segmentation(self.plain, now)
         right, stands = p.argmax(1) == self.pool.labels, torch.tensor([s.stands for s in self.pool.said])
-        each = stands[self.pool.picture]
+        each = stands[self.pool.image]
         turned = [round(float(each[a & ~b].sum())) for a, b in ((right, self.right), (self.right, right))]
         proof = Measured(len(self.pool), turned[0], turned[1], gain.low, gain.high, gain.gain)
         nll = float(losses(self.pool, p, "likelihood").mean())

@@ -15,9 +15,9 @@ from unstride.tuning.pool import Pool
 
 @dataclass(frozen=True, eq=False)
 class Simulated:
-    """Merged outputs (N, E), before the final temperature, and the cost (N,) of each picture, in plain forwards.
+    """Merged outputs (N, E), before the final temperature, and the cost (N,) of each image, in plain forwards.
 
-    `sure`: how sure each picture was before each gate, and whether it came that far.
+    `sure`: how sure each image was before each gate, and whether it came that far.
     """
 
     logits: Tensor

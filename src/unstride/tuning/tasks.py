@@ -73,7 +73,7 @@ class Judged:
         return name, self.judge.answers(outputs), costs, what
 
     def _crossed(self, ceiling: float) -> tuple[Tensor, Tensor]:
-        """Answers and costs of each picture by a recipe that was chosen without it."""
+        """Answers and costs of each image by a recipe that was chosen without it."""
         answers, costs = self.judge.answers(self.pool.plain).clone(), torch.ones(len(self.pool), dtype=torch.float64)
         for k, heard in enumerate(self.parts):
             held = self.folds == k

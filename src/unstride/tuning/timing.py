@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from unstride.enhanced import Enhanced
-from unstride.jobs.distributed import launched
 from unstride.procedure.looks import Look
 from unstride.recipe import Recipe
+from unstride.storage.distributed import launched
 from unstride.tuning.pool import Work
 from unstride.tuning.tuned import Line
 from unstride.views.canvas import Source
@@ -28,23 +28,23 @@ def estimate(
     kept: int,
     looks: Sequence[Look],
     work: dict[View, Work],
-    pictures: int,
+    images: int,
     paper: bool,
 ) -> str:
-    """`2,000 pictures in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB of files`.
+    """`2,000 images in 17 looks: 15.2 plain forwards each; about 12 min, 130 MB of files`.
 
-    `kept`: bytes of each picture in each look.
+    `kept`: bytes of each image in each look.
     """
     plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
     by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
     each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
     few = source.rows(range(min(8, len(source))))
     engine = better.fitted(few.see(IDENTITY))[1].engine_for(())  # quicker than the user's own forward
-    out = _seconds(lambda: engine.start(few.see(IDENTITY))) / len(few) * each * pictures
-    size = kept * pictures * len(looks) / 1e6
+    out = _seconds(lambda: engine.start(few.see(IDENTITY))) / len(few) * each * images
+    size = kept * images * len(looks) / 1e6
     beside = ", the paper's search beside them" if paper else ""
     return (
-        f"{pictures:,} pictures in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "
+        f"{images:,} images in {len(looks)} looks{beside}: {each:.1f} plain forwards each; "
         f"about {_duration(out)}, {max(size, 0.1):.1f} MB of files"
     )
 
@@ -63,8 +63,8 @@ def _seconds(run: Callable[[], Any], warm: int = 1) -> float:
 
 
 def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -> tuple[list[float], int]:
-    """Each recipe's time on pictures as multiples of the user's own plain forward on them, in turns in one run; and
-    how many pictures went through together: at most 64, as many as go through all recipes twice in about 15 seconds.
+    """Each recipe's time on images as multiples of the user's own plain forward on them, in turns in one run; and
+    how many images went through together: at most 64, as many as go through all recipes twice in about 15 seconds.
     """
     model = recipes[0].plans.plain
     each = _seconds(lambda: model(source.rows([0]).see(IDENTITY)))
@@ -92,7 +92,7 @@ def with_times(
     ratios, count = timed(ready, [x.cost for x in there], source)
     by = dict(zip([x.name for x in there], ratios, strict=True))
     note = (
-        f"time: over your network's own forward of the same {count} pictures together, on this machine; of other "
+        f"time: over your network's own forward of the same {count} images together, on this machine; of other "
         "batches: unstride bench SPEC --recipe FILE --batch 1,8,32. Ceilings beyond the asked one, and the paper's "
         "search, are not timed"
     )

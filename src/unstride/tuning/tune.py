@@ -18,7 +18,9 @@ from unstride.data import Dataset, check_limit
 from unstride.data.batches import legend
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
-from unstride.jobs.distributed import launched, world
+from unstride.evaluation.loop import asked_task, check_task, dataset_of
+from unstride.evaluation.measures import measure_of
+from unstride.evaluation.words import doubts_of
 from unstride.models import Loaded
 from unstride.models import load as load_model
 from unstride.procedure.aggregate import two_class
@@ -26,10 +28,8 @@ from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import TASKS
 from unstride.procedure.temperature import nll, sure_temperature
-from unstride.proof.loop import asked_task, check_task, dataset_of
-from unstride.proof.measures import measure_of
-from unstride.proof.words import doubts_of
 from unstride.recipe import Recipe, get
+from unstride.storage.distributed import launched, world
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import certify
 from unstride.tuning.choose import OBJECTIVES, Choice, Chooser, choose, fold_of, laid, stages_of
@@ -49,7 +49,7 @@ from unstride.views.policies import IDENTITY
 CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 FOLDS = 5
 Given = TypeVar("Given", Part, Scene)
-LEAST, LEAST_MAPS = 30, 10  # labelled pictures: with fewer nothing can be said; a map has many pixels
+LEAST, LEAST_MAPS = 30, 10  # labelled images: with fewer nothing can be said; a map has many pixels
 
 
 def tune(
@@ -72,17 +72,17 @@ def tune(
     recipe: str | Path | Recipe | None = None,
     **options: Any,
 ) -> Tuned:
-    """Labelled pictures and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
+    """Labelled images and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
 
     Example: `tuned = unstride.tune(model, loader, cost=1.5); print(tuned); tuned.save("tuned.toml")`
 
-    cost       mean cost of a picture, in plain forwards, that must not be exceeded
+    cost       mean cost of an image, in plain forwards, that must not be exceeded
     data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
-               `better.calibrate(pictures, cost=...)`
+               `better.calibrate(images, cost=...)`
     task       by default what the data is labelled for; of batches classification, or what the model is known to be for
     pool       small, medium or large: how many looks are tried
     objective  of classes likelihood (the default), accuracy, or, in segmentation, miou; other tasks have one each
-    window     in segmentation, pictures that are larger are tuned in such squares, as `SlidingWindow` runs them
+    window     in segmentation, images that are larger are tuned in such squares, as `SlidingWindow` runs them
     guard      points, or per cent of an error: a recipe that may lose more, with 95 % confidence, is refused
     cache_dir  folder for what the network said; a run that was killed goes on from there
     recipe     and options, what `enhance` takes: but for segmentation one more row of the table, "yours", and the
@@ -141,7 +141,7 @@ def _doubted(tuned: Tuned, model: Loaded | nn.Module, chance: float | None) -> T
     by = measure_of(task, {} if tuned.metric.startswith("recall") else None)
     found = {by.key: plain.value, "chance": chance}
     weights = model.weights if isinstance(model, Loaded) else "its own"
-    for doubt in doubts_of(task, found, plain.certificate.pictures, weights) if launched().leads else ():
+    for doubt in doubts_of(task, found, plain.certificate.images, weights) if launched().leads else ():
         warnings.warn(doubt, UnstrideWarning, stacklevel=3)
     return tuned
 
@@ -182,7 +182,7 @@ def _like(model: nn.Module) -> Tensor:
 
 
 def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tuple[Enhanced, list[Given]]:
-    """The model in its plain state, and the labelled pictures, checked as they come: enough, with labels that fit."""
+    """The model in its plain state, and the labelled images, checked as they come: enough, with labels that fit."""
     better: Enhanced | None = None
     found: list[Given] = []
     for one in given:
@@ -191,10 +191,10 @@ def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tu
         one.check(better)
         found.append(one)
     if better is None:
-        raise DataError("the data has no picture")
+        raise DataError("the data has no image")
     count, least = sum(len(one.source) for one in found), LEAST_MAPS if TASKS[task].maps else LEAST
     if count < least:
-        raise DataError(f"{count} labelled pictures are too few to choose by; give at least {least}")
+        raise DataError(f"{count} labelled images are too few to choose by; give at least {least}")
     if task == "embedding":
         check_neighbours(torch.cat([one.labels for one in found if isinstance(one, Part)]))
     return better, found
@@ -273,7 +273,7 @@ class Tuning:
         return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
 
     def _crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor, Tensor]]:
-        """At each ceiling logits, costs and NLL of each picture by a recipe that was chosen, and warmed, without it."""
+        """At each ceiling logits, costs and NLL of each image by a recipe that was chosen, and warmed, without it."""
         plain, each = self.pool.plain, torch.ones(len(self.pool), dtype=torch.float64)
         out = {ceiling: (torch.empty_like(plain), each.clone(), each.clone()) for ceiling in ceilings}
         for k in range(FOLDS):

@@ -20,11 +20,11 @@ from unstride.tuning.pool import Pool
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: what was done, how good it was on pictures that its choice did not see, what it cost."""
+    """A row of the table: what was done, how good it was on images that its choice did not see, what it cost."""
 
     name: str
     value: float  # of the metric that the table names: accuracy, mIoU, RMSE, ...
-    beside: float  # a second figure, by default the NLL after one temperature, fitted on other pictures
+    beside: float  # a second figure, by default the NLL after one temperature, fitted on other images
     certificate: Certificate
     cost: float  # mean, in plain forwards
     what: str = ""
@@ -68,7 +68,7 @@ def settled(
     lines: Sequence[Line], frontier: Mapping[float, Recipe], asked: float, guard: float | None, by: str = ""
 ) -> tuple[Recipe, Certificate, str]:
     """The recipe of the asked ceiling, its certificate, and what to do, in words. The recipe is plain where it surely
-    lost on pictures that it was not chosen by, or where the guard refuses it. What was merely no better there is kept:
+    lost on images that it was not chosen by, or where the guard refuses it. What was merely no better there is kept:
     to answer plain instead gave gains away on real networks and spared no loss (by `benchmarks.promises`).
 
     `lines`: plain first; those of the ceilings, the cheapest first, come last. Dearer ones than was asked for prove
@@ -109,8 +109,8 @@ class Tuned:
     better: Enhanced
     pool: Pool | Pixels
     notes: tuple[str, ...] = ()
-    held_out: Tensor | None = field(default=None, repr=False)  # (N, K): each picture by a recipe that did not see it
-    again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other pictures
+    held_out: Tensor | None = field(default=None, repr=False)  # (N, K): each image by a recipe that did not see it
+    again: Callable[[Pool], Recipe] | None = field(default=None, repr=False)  # the same choice, by other images
     metric: str = "accuracy %"
     beside: str = "NLL"
     data: str = ""  # the name of the data, where it has one
@@ -118,7 +118,7 @@ class Tuned:
     def conformal(self, alpha: float = 0.1, score: str = "lac") -> Conformal:
         """Sets of classes with the right one in at least 1 - alpha of them; see `unstride.tuning.conformal`.
 
-        Example: `tuned.conformal(alpha=0.1).sets(images)`. The threshold is set by pictures that had no part in the
+        Example: `tuned.conformal(alpha=0.1).sets(images)`. The threshold is set by images that had no part in the
         choice of the recipe it goes with.
         """
         if self.again is None or not isinstance(self.pool, Pool):
@@ -140,7 +140,7 @@ class Tuned:
     def reading(self) -> str:
         """How the table is read."""
         return (
-            "figures and cost are of recipes that were chosen without each picture, time and looks are of the recipe "
+            "figures and cost are of recipes that were chosen without each image, time and looks are of the recipe "
             "that was chosen by all"
         )
 
@@ -160,14 +160,14 @@ class Tuned:
             "  ".join(row[k].ljust(widths[k]) if k in (0, 7) else row[k].rjust(widths[k]) for k in used).rstrip()
             for row in rows
         ]
-        spent = [] if self.recipe.plain else [f"  costs {self.cost:.2f} on these pictures"]
+        spent = [] if self.recipe.plain else [f"  costs {self.cost:.2f} on these images"]
         return "\n".join([*lines, "", self.verdict, str(self.recipe), *spent, f"table: {self.reading}", *self.notes])
 
     def save(self, path: str | Path) -> Path:
         """The recipe in a file, with the network, the preprocessing and the figures it was chosen by."""
         c = self.certificate
         figures: dict[str, Any] = {
-            "pictures": c.pictures,
+            "images": c.images,
             "gain": round(c.gain, 6),
             "low": round(c.low, 6),
             "high": round(c.high, 6),

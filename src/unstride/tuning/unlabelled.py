@@ -1,4 +1,4 @@
-"""Without labels: gates set for a mean cost from pictures alone. Nothing is proved, and it says so."""
+"""Without labels: gates set for a mean cost from images alone. Nothing is proved, and it says so."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from PIL import Image
 from unstride.data import check_limit
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, LeftOut, OptionError
-from unstride.jobs.progress import progress as show_progress
+from unstride.evaluation.loop import asked_task
 from unstride.models import Loaded
 from unstride.procedure.calibrate import Calibration
 from unstride.procedure.gates import tile_gate
 from unstride.procedure.meaning import TASKS
-from unstride.proof.loop import asked_task
 from unstride.recipe import Recipe, write
-from unstride.views.canvas import Pictures
+from unstride.storage.progress import progress as show_progress
+from unstride.views.canvas import PILImages
 from unstride.views.images import Preprocess, find_images, open_image
 from unstride.views.policies import IDENTITY
 
-MOST, MAPS, DOUBTED = 1000, 100, 64  # pictures: enough for a quantile, also of tiles; enough to doubt a look by
-TOGETHER, FEW = 8, 30  # pictures
+MOST, MAPS, DOUBTED = 1000, 100, 64  # images: enough for a quantile, also of tiles; enough to doubt a look by
+TOGETHER, FEW = 8, 30  # images
 UNPROVED = "not proved: the gates were set without labels, so nobody knows whether answers change for the better"
 
 
@@ -48,31 +48,31 @@ class Settled:
             "change for the better.",
             str(self.recipe),
         ]
-        if self.calibration.pictures < FEW:
-            told.append(f"{FEW} pictures and more are better: what few of them cost says little of others.")
+        if self.calibration.images < FEW:
+            told.append(f"{FEW} images and more are better: what few of them cost says little of others.")
         return "\n".join(told if self.doubt is None else [*told, self.doubt])
 
     def to_json(self) -> dict[str, Any]:
         """What is printed, as numbers."""
-        told = {"recipe": str(self.recipe), "pictures": self.calibration.pictures, "cost": self.calibration.cost}
+        told = {"recipe": str(self.recipe), "images": self.calibration.images, "cost": self.calibration.cost}
         return {**told, "changed": self.changed, "proved": False, "doubt": self.doubt}
 
     def save(self, path: str | Path) -> Path:
-        told = {"pictures": self.calibration.pictures, "cost": round(self.calibration.cost, 4)}
+        told = {"images": self.calibration.images, "cost": round(self.calibration.cost, 4)}
         figures = {**told, "proved": False, "verdict": UNPROVED}
         return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
 
 
 @dataclass(frozen=True, eq=False)
 class Album:
-    """Pictures in files, a few of one size at a time, as often as somebody asks; what cannot be read is told once."""
+    """Images in files, a few of one size at a time, as often as somebody asks; what cannot be read is told once."""
 
     paths: Sequence[Path]
     preprocess: Preprocess
     broken: set[Path] = field(default_factory=set)
     advance: Callable[[int, str], None] = lambda step, note: None
 
-    def __iter__(self) -> Iterator[Pictures]:
+    def __iter__(self) -> Iterator[PILImages]:
         images: list[Image.Image] = []
         for path in self.paths:
             image = self._open(path)
@@ -80,11 +80,11 @@ class Album:
             if image is None:
                 continue
             if images and (len(images) == TOGETHER or not self._alike(images[0], image)):
-                yield Pictures(images, self.preprocess)
+                yield PILImages(images, self.preprocess)
                 images = []
             images.append(image)
         if images:
-            yield Pictures(images, self.preprocess)
+            yield PILImages(images, self.preprocess)
 
     def some(self, most: int) -> Album:
         """So many of them at most, spread evenly."""
@@ -116,26 +116,26 @@ def settle(
 ) -> Settled:
     """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`.
 
-    Of classes, whole pictures look again; of maps of classes, tiles of them. Other tasks have no gates to set. `limit`:
-    so many pictures, spread evenly; by default 1,000, of maps 100.
+    Of classes, whole images look again; of maps of classes, tiles of them. Other tasks have no gates to set. `limit`:
+    so many images, spread evenly; by default 1,000, of maps 100.
     """
     check_limit(limit)
     album = Album(find_images(list(folders)), loaded.preprocess)
     first = next(iter(album), None)
     if first is None:
-        raise DataError("no picture could be read")
+        raise DataError("no image could be read")
     told = asked_task(loaded, task) or "auto"
     example = first.rows([0]).see(IDENTITY)
     better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
     better = better.with_options(recipe=gated(better.recipe, first.size))
     album = album.some(limit or (MAPS if TASKS[better.task].maps else MOST))
-    with show_progress("pictures, twice", 2 * len(album.paths), progress) as advance:
+    with show_progress("images, twice", 2 * len(album.paths), progress) as advance:
         shown = replace(album, advance=advance)
         found = better.calibrate(shown, cost)
         better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
         changed, count = 0, 0
-        for pictures in shown:
-            both = better.looks(pictures)[0], better.plain(pictures.see(IDENTITY))
+        for images in shown:
+            both = better.looks(images)[0], better.plain(images.see(IDENTITY))
             answers, plain = map(TASKS[better.task].own, both)
             changed, count = changed + int((answers != plain).sum()), count + plain.numel()
     doubt = better.doubts(album.some(DOUBTED)) if better.task == "classification" else None
@@ -149,7 +149,7 @@ def gated(recipe: Recipe, size: Sequence[int]) -> Recipe:
     task = TASKS[recipe.task]
     if not (task.maps and "margin" in task.gates):
         raise OptionError(
-            f"task {recipe.task} has no gates, so without labels there is nothing to set: every picture takes the same "
+            f"task {recipe.task} has no gates, so without labels there is nothing to set: every image takes the same "
             "looks. Give labels (--data), which say which looks help, or take a recipe as it is: unstride predict "
             "--recipe flip"
         )

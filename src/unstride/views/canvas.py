@@ -1,7 +1,7 @@
-"""Where views look: the picture before the crop where the caller has it, otherwise the tensor that is left of it.
+"""Where views look: the image before the crop where the caller has it, otherwise the tensor that is left of it.
 
 Canvas(images, box=(16, 16, 224, 224)).see(parse_view("ShiftX=8"))    # (B, C, 224, 224), real pixels at its edge
-Pictures([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 288, 288), from the picture itself
+PILImages([image], preprocess).see(parse_view("1.3x"))                 # (1, C, 288, 288), from the image itself
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARGIN = 8 / 7  # of a canvas around its crop: 256 for 224
 
 
 class Source(Protocol):
-    """Some pictures, of which every view can be had."""
+    """Some images, of which every view can be had."""
 
     def __len__(self) -> int: ...
     @property
@@ -100,7 +100,7 @@ def others(view: View) -> View | None:
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """Prepared pictures (B, C, H, W) and the box (top, left, height, width) in them that the network usually sees.
+    """Prepared images (B, C, H, W) and the box (top, left, height, width) in them that the network usually sees.
 
     Example: `better(unstride.Canvas(images_256, crop=224))`. Beyond the canvas pixels are reflected; a tensor without a
     box has nothing beyond its crop.
@@ -109,7 +109,7 @@ class Canvas:
     pixels: Tensor
     box: tuple[int, int, int, int] | None = None
     crop: int | tuple[int, int] | None = None
-    preprocess: Preprocess | None = None  # how the pictures were normalised, for views that change colours
+    preprocess: Preprocess | None = None  # how the images were normalised, for views that change colours
 
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, Tensor) or self.pixels.ndim != 4:
@@ -125,7 +125,7 @@ class Canvas:
             box = (round((height - h) / 2), round((width - w) / 2), h, w)
         top, left, h, w = box
         if not (h > 0 and w > 0 and top >= 0 and left >= 0 and top + h <= height and left + w <= width):
-            raise OptionError(f"canvas: the crop {box} does not lie inside the picture of {height}x{width}")
+            raise OptionError(f"canvas: the crop {box} does not lie inside the image of {height}x{width}")
         object.__setattr__(self, "box", (int(top), int(left), int(h), int(w)))
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ class Canvas:
         if view == IDENTITY:
             return self.pixels[:, :, top : top + h, left : left + w]
         beyond = (self.pixels.shape[2] - h) / 2, (self.pixels.shape[3] - w) / 2
-        if beyond == (0.0, 0.0):  # corners of a picture that is all crop: as of one with the usual margin
+        if beyond == (0.0, 0.0):  # corners of an image that is all crop: as of one with the usual margin
             beyond = (h * (_MARGIN - 1) / 2, w * (_MARGIN - 1) / 2)
         at = place(view, (h, w), beyond)
         seen = self.pixels
@@ -184,7 +184,7 @@ class Block:
 
 
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """Rows or columns start .. start + length - 1; beyond the ends the picture is reflected."""
+    """Rows or columns start .. start + length - 1; beyond the ends the image is reflected."""
     extent = x.shape[dim]
     if start >= 0 and start + length <= extent:
         return x.narrow(dim, start, length)
@@ -194,7 +194,7 @@ def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 
 
 def back(view: View, output: Tensor, size: tuple[int, ...], out_size: tuple[int, ...]) -> Tensor:
-    """A map (B, K, h, w) of a view of `size` pictures, brought back over the plain view's own map of `out_size`."""
+    """A map (B, K, h, w) of a view of `size` images, brought back over the plain view's own map of `out_size`."""
     names = {op.name for op in view.ops}
     if names - {"Identity", "Size", *FLIPS}:
         from unstride.views import views
@@ -214,7 +214,7 @@ def changed(seen: Tensor, view: View, preprocess: Preprocess | None) -> Tensor:
 
         if preprocess is None and views.changes_values(rest):
             raise InputError(
-                f"view {rest} changes colours, so it must know how the pictures were normalised: give Canvas(..., "
+                f"view {rest} changes colours, so it must know how the images were normalised: give Canvas(..., "
                 "preprocess=...) or PIL images"
             )
         pixels = seen if preprocess is None else preprocess.denormalise(seen).clamp(0, 1)
@@ -224,10 +224,10 @@ def changed(seen: Tensor, view: View, preprocess: Preprocess | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """PIL images and how a network wants them: every view is made from the picture itself.
+class PILImages:
+    """PIL images and how a network wants them: every view is made from the image itself.
 
-    The plain view is exactly `preprocess(image)`. A larger size has the picture's own detail, where it has any.
+    The plain view is exactly `preprocess(image)`. A larger size has the image's own detail, where it has any.
     """
 
     images: Sequence[Image.Image]
@@ -243,7 +243,7 @@ class Pictures:
         fixed = self.preprocess.size
         return fixed if fixed is not None else (int((x := self.preprocess(self.images[0])).shape[1]), int(x.shape[2]))
 
-    def rows(self, chosen: Sequence[int]) -> Pictures:
+    def rows(self, chosen: Sequence[int]) -> PILImages:
         made = {view: seen[list(chosen)] for view, seen in self.made.items()}
         return replace(self, images=[self.images[i] for i in chosen], made=made)
 
@@ -264,7 +264,7 @@ class Pictures:
         h, w = p.crop if isinstance(p.crop, tuple) else (full_h, full_w)
         top, left = round((full_h - h) / 2), round((full_w - w) / 2)
         at = place(view, (h, w), (max(0.0, (full_h - h) / 2), max(0.0, (full_w - w) / 2)))
-        y, x = image.height / full_h, image.width / full_w  # the picture's own pixels in one of the resized ones
+        y, x = image.height / full_h, image.width / full_w  # the image's own pixels in one of the resized ones
         box = ((left + at.left) * x, (top + at.top) * y, at.width * x, at.height * y)
         whole, (x0, y0, width, height) = _reflected(image.convert("L" if p.channels == "L" else "RGB"), box)
         seen = whole.resize(at.size[::-1], p.resample, (x0, y0, x0 + width, y0 + height))
@@ -290,28 +290,28 @@ def as_source(given: Any, preprocess: Preprocess | None = None) -> Source:
     """A tensor (B, C, H, W), a Canvas, a PIL image or a list of them -> something that can be looked at."""
     if isinstance(given, Tensor):
         return Block(given) if given.ndim in (3, 5) else Canvas(given, preprocess=preprocess)
-    if isinstance(given, Canvas | Block | Pictures):
+    if isinstance(given, Canvas | Block | PILImages):
         return given
     images = [given] if isinstance(given, Image.Image) else given
     if isinstance(images, list | tuple) and images and all(isinstance(i, Image.Image) for i in images):
         if preprocess is None:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
-        return Pictures(list(images), preprocess)
+        return PILImages(list(images), preprocess)
     raise InputError(f"images: got {type(given).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
 
 
-def batches(pictures: Any) -> Iterator[Any]:
+def batches(images: Any) -> Iterator[Any]:
     """What a model takes, or a loader or list of that, with or without labels -> batches."""
-    listed = isinstance(pictures, list) and bool(pictures) and not isinstance(pictures[0], Image.Image)
-    if listed or (isinstance(pictures, Iterable) and not isinstance(pictures, Tensor | list | tuple | Canvas)):
-        for batch in pictures:
+    listed = isinstance(images, list) and bool(images) and not isinstance(images[0], Image.Image)
+    if listed or (isinstance(images, Iterable) and not isinstance(images, Tensor | list | tuple | Canvas)):
+        for batch in images:
             yield batch[0] if isinstance(batch, list | tuple) else batch
     else:
-        yield pictures
+        yield images
 
 
 def casting(source: Source, precision: str | None) -> AbstractContextManager[Any]:
-    """Autocast to a precision, where the pictures are; nothing without one."""
+    """Autocast to a precision, where the images are; nothing without one."""
     if precision is None:
         return nullcontext()
     device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"

@@ -40,7 +40,7 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "L": "L"}
 
 
 def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture in a file (or in its bytes) as 8-bit RGB, turned as its EXIF tag says.
+    """The image in a file (or in its bytes) as 8-bit RGB, turned as its EXIF tag says.
 
     Transparent pixels are composited on white. 16-bit values are scaled to 8 bits, not clipped; floats are read as
     0..1. Of an animation, the first frame. What is not a whole, plausible image raises DataError with its name.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from unstride.errors import OptionError
-from unstride.jobs import strict
+from unstride.storage import strict
 
 Value = float | int | str | bool | None
 _BYTES = 8 << 20  # of a file: all views of `expanded`, written out, take half a megabyte
@@ -78,7 +78,7 @@ RULES: dict[str, Rule] = {
     "Cutout": Rule(1, 512, whole=True, reach=20),
     "Scale": Rule(0.01, 8, neutral=1, reach=0.92),
     "FiveCrop": Rule(choices=CROPS),
-    # Where and how large the network looks at the picture (views/canvas.py); the others change what it is shown.
+    # Where and how large the network looks at the image (views/canvas.py); the others change what it is shown.
     "Size": Rule(0.25, 4, neutral=1),
     "Field": Rule(0.25, 4, neutral=1),
     "ShiftX": Rule(-512, 512, whole=True, reach=9),

@@ -20,7 +20,7 @@ from unstride.errors import InputError, OptionError
 from unstride.views.policies import Op, View
 
 Size = tuple[int, int]
-Picture = Any  # Tensor (..., C, H, W), float in [0, 1] or uint8, or a PIL image
+AnyImage = Any  # Tensor (..., C, H, W), float in [0, 1] or uint8, or a PIL image
 
 
 def _stays(output: Tensor, op: Op, size: Size) -> Tensor:
@@ -29,9 +29,9 @@ def _stays(output: Tensor, op: Op, size: Size) -> Tensor:
 
 @dataclass(frozen=True)
 class Act:
-    """What an op does: `run` to a picture, `back` to a segmentation output of it."""
+    """What an op does: `run` to an image, `back` to a segmentation output of it."""
 
-    run: Callable[..., Picture]  # (image, op); a framed one also takes the size that the model sees, and the divisor
+    run: Callable[..., AnyImage]  # (image, op); a framed one also takes the size that the model sees, and the divisor
     touches: str = "values"  # of pixels: "order" (right on any tensor), "place" (black may come in) or "values"
     back: Callable[[Tensor, Op, Size], Tensor] | None = _stays  # None: there is no way back
     hides: bool = False  # a part of the image is not seen, so that what comes back is not valid everywhere
@@ -48,7 +48,7 @@ def changes_values(view: View) -> bool:
     return any(ACTS[op.name].touches == "values" for op in view.ops)
 
 
-def apply(view: View, image: Picture, size: Size | None = None) -> Picture:
+def apply(view: View, image: AnyImage, size: Size | None = None) -> AnyImage:
     """`apply(View((Op("Rotate", 10.0),)), image, (224, 224))`: the view, cut (or padded) to `size` around its centre.
 
     `size` is what the model sees, by default the size of the image itself.
@@ -58,7 +58,7 @@ def apply(view: View, image: Picture, size: Size | None = None) -> Picture:
     return image if _size(image) == size else F.center_crop(image, list(size))
 
 
-def transform(view: View, image: Picture, size: Size, divisor: int = 1) -> Picture:
+def transform(view: View, image: AnyImage, size: Size, divisor: int = 1) -> AnyImage:
     """The ops alone; the result may have another size. Scaled sides are rounded to multiples of `divisor`."""
     for op in view.ops:
         act = ACTS[op.name]
@@ -112,25 +112,25 @@ def out_size(view: View, output: Tensor, size: Size, divisor: int = 1) -> Size:
     return max(1, round(h * size[0] / seen[0])), max(1, round(w * size[1] / seen[1]))
 
 
-def _flip_lr(image: Picture, op: Op) -> Picture:
+def _flip_lr(image: AnyImage, op: Op) -> AnyImage:
     return image if op.value is False else F.horizontal_flip(image)
 
 
-def _posterize(image: Picture, op: Op) -> Picture:
+def _posterize(image: AnyImage, op: Op) -> AnyImage:
     return F.posterize(image, bits=8 - int(op.number))  # the table's p is the number of bits taken away
 
 
-def _solarize(image: Picture, op: Op) -> Picture:
+def _solarize(image: AnyImage, op: Op) -> AnyImage:
     floating = isinstance(image, Tensor) and image.is_floating_point()
     return F.solarize(image, threshold=op.number if floating else op.number * 255)
 
 
-def _filter(kernel: Any) -> Callable[[Picture, Op], Picture]:
+def _filter(kernel: Any) -> Callable[[AnyImage, Op], AnyImage]:
     """One of Pillow's fixed filters; on tensors a convolution that leaves the border alone, as Pillow does."""
     (width, height), scale, offset, weights = kernel.filterargs
     assert offset == 0
 
-    def run(image: Picture, op: Op) -> Picture:
+    def run(image: AnyImage, op: Op) -> AnyImage:
         if not isinstance(image, Tensor):
             return image.filter(kernel)
         channels, (h, w) = image.shape[-3], image.shape[-2:]
@@ -147,7 +147,7 @@ def _filter(kernel: Any) -> Callable[[Picture, Op], Picture]:
     return run
 
 
-def _crop_bilinear(image: Picture, op: Op) -> Picture:
+def _crop_bilinear(image: AnyImage, op: Op) -> AnyImage:
     h, w = _size(image)
     side = int(op.number)
     if side >= min(h, w):
@@ -155,12 +155,12 @@ def _crop_bilinear(image: Picture, op: Op) -> Picture:
     return F.resize(F.center_crop(image, [h - side, w - side]), [h, w], InterpolationMode.BILINEAR, antialias=True)
 
 
-def _affine(image: Picture, *, x: float = 0, y: float = 0, shear_x: float = 0, shear_y: float = 0) -> Picture:
+def _affine(image: AnyImage, *, x: float = 0, y: float = 0, shear_x: float = 0, shear_y: float = 0) -> AnyImage:
     shear = [math.degrees(math.atan(shear_x)), math.degrees(math.atan(shear_y))]
     return F.affine(image, angle=0.0, translate=[x, y], scale=1.0, shear=shear, center=[0.0, 0.0])
 
 
-def _cutout(image: Picture, op: Op) -> Picture:
+def _cutout(image: AnyImage, op: Op) -> AnyImage:
     h, w = _size(image)
     side = int(op.number)
     if side > min(h, w):
@@ -169,7 +169,7 @@ def _cutout(image: Picture, op: Op) -> Picture:
     return F.erase(image, round(y * (h - side)), round(x * (w - side)), side, side, torch.zeros(()))
 
 
-def _scale(image: Picture, op: Op, frame: Size, divisor: int) -> Picture:
+def _scale(image: AnyImage, op: Op, frame: Size, divisor: int) -> AnyImage:
     size = _size(image)
     target = _scaled(size, op.number, divisor)
     return image if target == size else F.resize(image, list(target), InterpolationMode.BILINEAR, antialias=True)
@@ -182,7 +182,7 @@ def _scaled(size: Size, ratio: float, divisor: int) -> Size:
     return h, w
 
 
-def _five_crop(image: Picture, op: Op, size: Size, divisor: int) -> Picture:
+def _five_crop(image: AnyImage, op: Op, size: Size, divisor: int) -> AnyImage:
     """A `size` window at the centre or a corner; an image that is smaller lies in that corner of a black window."""
     h, w = _size(image)
     where = str(op.value)
@@ -207,11 +207,11 @@ def _shift_back(output: Tensor, op: Op, size: Size) -> Tensor:
     return F.crop(output, step, 0, h, w)
 
 
-def _of_volumes(image: Picture, op: Op) -> Picture:
-    raise OptionError(f"{op} turns volumes (B, C, D, H, W) front to back; a picture has no such axis.")
+def _of_volumes(image: AnyImage, op: Op) -> AnyImage:
+    raise OptionError(f"{op} turns volumes (B, C, D, H, W) front to back; an image has no such axis.")
 
 
-def _elsewhere(image: Picture, op: Op) -> Picture:
+def _elsewhere(image: AnyImage, op: Op) -> AnyImage:
     raise OptionError(f"{op} says where a look is taken, so it belongs in the stages of a recipe, not in a TTA policy.")
 
 
@@ -244,10 +244,10 @@ ACTS: dict[str, Act] = {
 }
 
 
-def on_floats(run: Callable[[Tensor, Op], Tensor]) -> Callable[[Picture, Op], Picture]:
+def on_floats(run: Callable[[Tensor, Op], Tensor]) -> Callable[[AnyImage, Op], AnyImage]:
     """An op that knows float tensors (..., C, H, W) in [0, 1] only, for all that a view takes; it keeps the size."""
 
-    def act(image: Picture, op: Op) -> Picture:
+    def act(image: AnyImage, op: Op) -> AnyImage:
         if isinstance(image, Image.Image):
             return F.to_pil_image(act(F.pil_to_tensor(image), op))
         if not image.is_floating_point():
@@ -270,7 +270,7 @@ def _ones(like: Tensor, size: Size) -> Tensor:
     return torch.ones(1, 1, *size, dtype=torch.float32, device=like.device)
 
 
-def _size(image: Picture) -> Size:
+def _size(image: AnyImage) -> Size:
     if isinstance(image, Tensor):
         return int(image.shape[-2]), int(image.shape[-1])
     if isinstance(image, Image.Image):

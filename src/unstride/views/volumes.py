@@ -48,7 +48,7 @@ class Volume:
         return tuple(self.values.shape[1:])
 
     def slice(self, at: int) -> Image.Image:
-        """The plane (X, Y) at this Z as a gray picture, from its darkest voxel to its brightest."""
+        """The plane (X, Y) at this Z as a gray image, from its darkest voxel to its brightest."""
         plane = self.values[0, :, :, at]
         low, high = plane.aminmax()
         gray = (plane - low) / (high - low).clamp(min=1e-12) * 255

@@ -198,9 +198,9 @@ export function cost(place, data, budget) {
     `${now.toFixed(1)}x the MACs of a plain forward: states share what they have in common. Dashed: the network run anew for each state, ${budget}x.`));
 }
 
-// -- pictures
+// -- images
 
-export class Pictures {
+export class Images {
   constructor(place, data, photo) {
     this.data = data;
     this.photo = photo;

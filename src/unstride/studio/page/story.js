@@ -1,4 +1,4 @@
-// A picture's way through the stages of a recipe: looks, the gate between two stages, the answer and its cost so far.
+// An image's way through the stages of a recipe: looks, the gate between two stages, the answer and its cost so far.
 
 import { element, glyphs, percent, svg } from "./draw.js";
 
@@ -28,7 +28,7 @@ export function answers(place, data, k, title) {
     element("span", {}, name), element("b", {}, text), sign, element("span", {}, more));
   const first = data.task === "classification" ? said(data, -1) : said(data, 0), last = said(data, k);
   const cells = [cell("plain", first.text, mark(first.right), "1.00x: one forward"), cell(title, last.text, mark(last.right), `${times(data.cost[k])} the cost of plain`)];
-  if (data.truth !== null) cells.push(cell("truth", data.truth, "", "the label of this picture"));
+  if (data.truth !== null) cells.push(cell("truth", data.truth, "", "the label of this image"));
   place.replaceChildren(...cells);
 }
 
@@ -63,9 +63,9 @@ function card(data, k) {
     ? svg("svg", { class: "picked", viewBox: `0 0 ${17 * rates.length} 14`, width: 17 * rates.length, height: 14, role: "img", "aria-label": `state ${look.selection.join(" ")}` },
       ...glyphs(look.selection, rates, 1, 7, true, "var(--accent)"))
     : `state ${look.selection.map(([y, x]) => `${y},${x}`).join(" ")}`;
-  const picture = element("img", { src: look.seen, alt: `what the network sees: ${look.view || "plain"}`, class: Math.max(...look.size) <= 128 ? "small" : null });
+  const image = element("img", { src: look.seen, alt: `what the network sees: ${look.view || "plain"}`, class: Math.max(...look.size) <= 128 ? "small" : null });
   return element("figure", { class: "card", "data-look": k },
-    picture,
+    image,
     element("figcaption", {},
       element("b", {}, look.view || "plain"), element("span", { class: "soft" }, look.size.join("x"), " · ", state),
       element("span", { class: "own" }, own, " ", mark(right)),
@@ -83,7 +83,7 @@ function cost(stage, full) {
 
 function between(stage) {
   const { gate } = stage;
-  if (!gate && !stage.asks) return element("div", { class: "gate always" }, drawn(true), element("p", {}, "no gate: every picture goes on"));
+  if (!gate && !stage.asks) return element("div", { class: "gate always" }, drawn(true), element("p", {}, "no gate: every image goes on"));
   if (!gate) return element("div", { class: "gate unreached" }, drawn(false), element("p", {}, `where ${stage.asks}: not reached`));
   const value = gate.value.toFixed(2), bound = gate.below.toFixed(2);
   const words = gate.open ? `${gate.by} ${value} < ${bound}: looks again` : `${gate.by} ${value} ≥ ${bound}: stops here`;

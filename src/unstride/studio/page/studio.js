@@ -6,7 +6,7 @@ import * as telling from "./story.js";
 import { show as showTuning, tune } from "./tuning.js";
 
 const at = (id) => document.getElementById(id);
-const now = { catalogue: null, model: null, recipe: null, picture: null, data: null, pictures: null, turn: 0, timer: null };
+const now = { catalogue: null, model: null, recipe: null, image: null, data: null, images: null, turn: 0, timer: null };
 
 async function ask(address, options) {
   let answer, data;
@@ -25,15 +25,15 @@ function fail(message) {
   at("error").hidden = !message;
 }
 
-// -- what is picked: #model=sample&recipe=default&picture=3, and for a search &states=10
+// -- what is picked: #model=sample&recipe=default&image=3, and for a search &states=10
 
 function asked() {
   const link = new URLSearchParams(location.hash.slice(1));
-  return { model: link.get("model"), recipe: link.get("recipe"), picture: link.get("picture"), states: Number(link.get("states")) || null };
+  return { model: link.get("model"), recipe: link.get("recipe"), image: link.get("image"), states: Number(link.get("states")) || null };
 }
 
 function linked(states = null) {
-  const parts = { model: now.model.spec, recipe: now.recipe, ...(now.picture === null ? {} : { picture: now.picture }), ...(states ? { states } : {}) };
+  const parts = { model: now.model.spec, recipe: now.recipe, ...(now.image === null ? {} : { image: now.image }), ...(states ? { states } : {}) };
   return `#${new URLSearchParams(parts)}`;
 }
 
@@ -50,13 +50,13 @@ async function follow() {
   const model = want.model === null ? models[0] : models.find((m) => m.spec === want.model);
   if (!model) return refuse(`the model "${want.model}" of this link is not offered here: start unstride studio with it`);
   const recipe = want.recipe === null ? model.recipes[0].key : want.recipe;
-  const picture = want.picture === null && model.samples.length ? model.samples[0].key : want.picture;
-  Object.assign(now, { model, recipe, picture });
+  const image = want.image === null && model.samples.length ? model.samples[0].key : want.image;
+  Object.assign(now, { model, recipe, image });
   pickers();
   if (!model.recipes.some((r) => r.key === recipe)) return refuse(`the recipe "${recipe}" of this link is not here${recipe === "tuned" ? ": tune on the sample first" : ""}`);
   history.replaceState(null, "", linked(want.states));
-  if (picture === null) return only(() => ask(`/api/layers?model=${model.key}`), report);
-  return only(() => ask(`/api/look?${question()}&sample=${encodeURIComponent(picture)}`, { method: "POST", body: "" }), (data) => show(data, want.states));
+  if (image === null) return only(() => ask(`/api/layers?model=${model.key}`), report);
+  return only(() => ask(`/api/look?${question()}&sample=${encodeURIComponent(image)}`, { method: "POST", body: "" }), (data) => show(data, want.states));
 }
 
 function refuse(message) {
@@ -83,7 +83,7 @@ function pickers() {
   const { bytes, pixels } = now.catalogue.upload;
   at("limits").textContent = `It stays on this machine. Up to ${bytes >> 20} MB and ${pixels / 1e6} million pixels.`;
   if (at("samples").dataset.model !== now.model.key) samples();
-  for (const button of at("samples").children) button.setAttribute("aria-pressed", String(button.dataset.key === now.picture));
+  for (const button of at("samples").children) button.setAttribute("aria-pressed", String(button.dataset.key === now.image));
 }
 
 function samples() {
@@ -93,16 +93,16 @@ function samples() {
     const image = draw.element("img", { src: sample.data, alt: sample.title });
     image.addEventListener("load", () => image.classList.toggle("small", image.naturalWidth <= 64));
     const button = draw.element("button", { type: "button", title: sample.title, "aria-pressed": "false", "data-key": sample.key }, image);
-    button.addEventListener("click", () => go({ picture: sample.key }));
+    button.addEventListener("click", () => go({ image: sample.key }));
     return button;
   }));
 }
 
 // Another model: an own photograph stays, a sample of another model does not, nor a recipe that this one has not.
 function pick(key) {
-  const model = now.catalogue.models.find((m) => m.key === key), own = now.picture && now.picture.startsWith("upload-");
+  const model = now.catalogue.models.find((m) => m.key === key), own = now.image && now.image.startsWith("upload-");
   const recipe = model.recipes.some((r) => r.key === now.recipe) ? now.recipe : model.recipes[0].key;
-  return go({ model, recipe, picture: own ? now.picture : model.samples.length ? model.samples[0].key : null });
+  return go({ model, recipe, image: own ? now.image : model.samples.length ? model.samples[0].key : null });
 }
 
 async function upload(file) {
@@ -110,7 +110,7 @@ async function upload(file) {
   const { bytes } = now.catalogue.upload;
   if (file.size > bytes) return fail(`${file.name} has ${(file.size / 2 ** 20).toFixed(0)} MB; at most ${bytes >> 20} MB are allowed here`);
   await only(() => ask(`/api/look?${question()}`, { method: "POST", body: file }), (data) => {
-    now.picture = data.picture;
+    now.image = data.image;
     history.pushState(null, "", linked());
     pickers();
     return show(data, null);
@@ -167,7 +167,7 @@ function report(data) {
 async function show(data, states) {
   at("drawn").hidden = !data.figure;
   if (data.figure) return hang(data);
-  at("columns").hidden = at("pictures-wide").hidden = at("answers").hidden = false;
+  at("columns").hidden = at("images-wide").hidden = at("answers").hidden = false;
   const photo = new Image();
   photo.src = data.image.data;
   await photo.decode();
@@ -180,10 +180,10 @@ async function show(data, states) {
   at("slider").hidden = at("tree-part").hidden = at("cost-part").hidden = !search;
   at("columns").classList.toggle("told", !search);
   at("strip-part").hidden = !classes || !search;
-  const place = at(classes ? "pictures" : "pictures-wide"); // five pictures want the whole width
-  at(classes ? "pictures-wide" : "pictures").replaceChildren();
-  now.pictures = new draw.Pictures(place, data, photo);
-  at("pictures").hidden = !search;
+  const place = at(classes ? "images" : "images-wide"); // five images want the whole width
+  at(classes ? "images-wide" : "images").replaceChildren();
+  now.images = new draw.Images(place, data, photo);
+  at("images").hidden = !search;
   at("story").replaceChildren();
   if (!search) telling.story(at("story"), data);
   const slider = at("budget"), all = data.states.length;
@@ -193,10 +193,10 @@ async function show(data, states) {
   move();
 }
 
-// A task without classes is one picture, drawn by the server.
+// A task without classes is one image, drawn by the server.
 async function hang(data) {
   now.data = null; // nothing moves
-  for (const part of ["slider", "columns", "pictures-wide", "answers"]) at(part).hidden = true;
+  for (const part of ["slider", "columns", "images-wide", "answers"]) at(part).hidden = true;
   at("story").replaceChildren();
   Object.assign(at("drawn"), { src: data.figure, alt: `${data.task}: ${data.headline}` });
   await at("drawn").decode();
@@ -236,7 +236,7 @@ function move() {
     draw.cost(at("cost"), data, budget);
     if (data.task === "classification") draw.strip(at("strip"), data, budget);
   }
-  now.pictures.draw(budget);
+  now.images.draw(budget);
 }
 
 // The slider is part of the link, but not of the history: back goes to another story.

@@ -28,14 +28,14 @@ export function show(told) {
   const running = told.state === "running", done = told.state === "done";
   at("tuning").hidden = !running && !done;
   at("tuning-bar").hidden = done;
-  at("tuning-bar").value = running ? told.seen / told.pictures : 1;
-  if (running) at("tuning-says").textContent = told.seen < told.pictures
-    ? `Tuning: ${told.seen} of ${told.pictures} labelled pictures looked at in every way, ${told.seconds.toFixed(0)} s`
+  at("tuning-bar").value = running ? told.seen / told.images : 1;
+  if (running) at("tuning-says").textContent = told.seen < told.images
+    ? `Tuning: ${told.seen} of ${told.images} labelled images looked at in every way, ${told.seconds.toFixed(0)} s`
     : `Tuning: choosing the best recipe for each cost, ${told.seconds.toFixed(0)} s`;
   at("tuned-recipe").textContent = done ? told.recipe : "";
   at("frontier").replaceChildren();
   if (!done) return;
-  at("tuning-says").textContent = `Tuned on ${told.pictures} pictures, for at most ${told.cost}x the cost of plain; each row is judged on pictures that its choice did not see. ${told.verdict[0].toUpperCase()}${told.verdict.slice(1)}.`;
+  at("tuning-says").textContent = `Tuned on ${told.images} images, for at most ${told.cost}x the cost of plain; each row is judged on images that its choice did not see. ${told.verdict[0].toUpperCase()}${told.verdict.slice(1)}.`;
   const [head, ...rows] = told.table;
   at("frontier").append(
     element("thead", {}, element("tr", {}, ...head.map((cell) => element("th", {}, cell)))),

@@ -1,0 +1,217 @@
+"""Models that are wrapped, oddly built, or return more than logits: as others, or an error that says what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from procedure_nets import SmallNet, SmallSegmenter, SmallUnet, seeded
+from torch import Tensor, nn
+
+import unstride
+from unstride.errors import CaptureError, InputError, UnstrideError
+from unstride.graph.capture import capture, gap
+
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def wanted() -> Tensor:
+    return unstride.enhance(seeded(SmallNet()), IMAGES[:1], budget=4)(IMAGES)
+
+
+WRAPPED: list[Callable[[nn.Module], nn.Module]] = [
+    torch.compile,  # type: ignore[list-item]
+    nn.DataParallel,
+    lambda m: nn.DataParallel(torch.compile(m)),  # type: ignore[arg-type]
+    lambda m: nn.Sequential(torch.compile(m)),  # type: ignore[arg-type]
+    lambda m: nn.Sequential(nn.DataParallel(m)),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_wrapped_models_are_what_they_wrap(wrap: Callable[[nn.Module], nn.Module], wanted: Tensor) -> None:
+    better = unstride.enhance(wrap(seeded(SmallNet())), IMAGES[:1], budget=4)
+    torch.testing.assert_close(better(IMAGES), wanted)
+
+
+def test_a_model_that_compiled_itself(wanted: Tensor) -> None:
+    model = seeded(SmallNet())
+    model.compile()
+    torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], budget=4)(IMAGES), wanted)
+
+
+@pytest.mark.parametrize("wrap", [lambda b: b, nn.Sequential, lambda b: unstride.SlidingWindow(b, (32, 32))])
+def test_an_enhanced_model_is_not_enhanced_again(wrap: Any) -> None:
+    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], budget=4)
+    with pytest.raises(InputError, match="inner module"):
+        unstride.enhance(wrap(better), IMAGES[:1])
+    with pytest.raises(UnstrideError, match="inner module"):
+        unstride.inspect(wrap(better), IMAGES[:1])
+
+
+def test_a_scripted_model_says_what_to_do() -> None:
+    scripted = torch.jit.trace(seeded(SmallNet()), IMAGES[:1])
+    with pytest.raises(UnstrideError, match="script"):
+        unstride.enhance(scripted, IMAGES[:1])
+
+
+def test_a_model_built_in_inference_mode(wanted: Tensor) -> None:
+    with torch.inference_mode():
+        model = seeded(SmallNet())
+    better = unstride.enhance(model, IMAGES[:1], budget=4)
+    torch.testing.assert_close(better(IMAGES), wanted)
+    with torch.inference_mode():
+        torch.testing.assert_close(better(IMAGES), wanted)
+        torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], budget=4)(IMAGES), wanted)
+        before = better(IMAGES)
+        model.head.weight.mul_(2.0)  # type: ignore[operator, union-attr]
+        assert not torch.allclose(better(IMAGES), before)
+
+
+def test_images_of_inference_mode(wanted: Tensor) -> None:
+    with torch.inference_mode():
+        images = IMAGES.clone()
+        better = unstride.enhance(seeded(SmallNet()), images[:1], budget=4)
+        torch.testing.assert_close(better(images), wanted)
+    torch.testing.assert_close(better(IMAGES), wanted)
+
+
+class Beside(nn.Module):
+    """Logits, and what else a model may return that no image has to do with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = SmallNet()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.net(x)
+        return {
+            "scale": self.scale.exp(),
+            "buffer": self.net.bn.running_mean,
+            "logits": y,
+            "names": torch.arange(5).view(1, 5).float(),
+            "rows": torch.arange(len(x)),
+            "score": y.amax(1),
+            "text": "five",
+        }
+
+
+@pytest.mark.parametrize("options", [{"budget": 4}, {"recipe": "flip"}, {"budget": 4, "max_bytes": 1}], ids=str)
+def test_outputs_beside_the_logits(options: dict[str, Any]) -> None:
+    model = seeded(Beside())
+    images = torch.cat([IMAGES, IMAGES])
+    better = unstride.enhance(model, IMAGES[:1], **options)
+    with torch.no_grad():
+        plain, got = model(images), better(images)
+    assert list(got) == list(plain)
+    for name in ("scale", "buffer", "names", "rows"):
+        assert torch.equal(got[name], plain[name]), name
+    assert got["text"] == "five"
+    alone = unstride.enhance(model.net, IMAGES[:1], **options)(images)
+    torch.testing.assert_close(got["logits"], alone)
+    assert got["score"].shape == (4,)
+
+
+def test_a_number_for_the_whole_batch_is_refused() -> None:
+    class Loss(SmallNet):
+        def forward(self, x: Tensor) -> Any:
+            y = super().forward(x)
+            return y, y.square().mean()
+
+    with pytest.raises(CaptureError, match="single number"):
+        unstride.enhance(seeded(Loss()), IMAGES[:1])
+
+
+class Loud(SmallNet):
+    """Scores that overflow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).double().mul(1e38).float() * 1e3
+
+
+def test_scores_that_overflow_are_answered_so() -> None:
+    model = seeded(Loud())
+    with torch.no_grad():
+        plain = model(IMAGES)
+    assert not plain.isfinite().any()
+    better = unstride.enhance(model, IMAGES[:1], budget=4)
+    assert not better(IMAGES).isfinite().any()
+    assert torch.equal(better.with_options(budget=1)(IMAGES), plain)
+
+
+def test_the_gap_by_hand() -> None:
+    inf, nan = float("inf"), float("nan")
+    a = torch.tensor([1.0, -inf, nan, 2.0])
+    assert gap(a, torch.tensor([1.0, inf, nan, 2.0])) == 0
+    assert gap(a, torch.tensor([1.0, inf, inf, 4.0])) == 0.5
+    assert not gap(a, torch.tensor([1.0, 0.0, nan, 2.0])) <= 1e9
+    assert not gap(a, torch.tensor([1.0, 0.0])) <= 1e9
+    assert gap(torch.full((3,), nan), torch.full((3,), inf)) == 0
+
+
+def test_a_random_model_is_still_refused() -> None:
+    class Random(SmallNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x + torch.rand_like(x))
+
+    with pytest.raises(CaptureError, match="deterministic"):
+        capture(seeded(Random()), IMAGES[:1])
+
+
+@pytest.mark.parametrize("example", [float("nan"), float("inf"), 0.0])
+def test_what_an_example_shows_does_not_matter(example: float, wanted: Tensor) -> None:
+    better = unstride.enhance(seeded(SmallNet()), torch.full((1, 3, 64, 64), example), budget=4)
+    torch.testing.assert_close(better(IMAGES), wanted)
+
+
+class Even(SmallUnet):
+    """A segmenter that refuses what is no multiple of 4."""
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[-1] % 4 or x.shape[-2] % 4:
+            raise ValueError(f"sizes must be multiples of 4, got {tuple(x.shape[2:])}")
+        y = super().forward(x)
+        return {"out": y, "tags": y.mean((2, 3)), "mask": y.argmax(1), "names": torch.eye(50)}
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("options", [{"budget": 1}, {"budget": 4}, {"recipe": "flip"}], ids=str)
+def test_odd_sizes_are_padded_at_every_budget(options: dict[str, Any], train: bool) -> None:
+    model = seeded(Even()).train(train)
+    better = unstride.enhance(model, torch.zeros(1, 3, 64, 64), task="segmentation", **options)
+    images = torch.randn(2, 3, 45, 50)
+    shapes = {name: tuple(value.shape) for name, value in better(images).items()}
+    assert shapes == {"out": (2, 3, 45, 50), "tags": (2, 3), "mask": (2, 45, 50), "names": (50, 50)}
+    got = better(images)["out"]
+    padded = F.pad(images, (0, 14, 0, 19), mode="replicate")
+    if "recipe" not in options:  # a mirrored image has its padding on the other side
+        torch.testing.assert_close(got, better(padded)["out"][..., :45, :50], atol=1e-5, rtol=1e-4)
+    for p in better.explain(images):
+        assert p.logits.shape == (3, 45, 50)
+
+
+def test_a_size_that_padding_cannot_save() -> None:
+    class Never(SmallSegmenter):
+        def forward(self, x: Tensor) -> Any:
+            if x.shape[-1] != 64:
+                raise ValueError("only 64")
+            return super().forward(x)
+
+    better = unstride.enhance(seeded(Never()), IMAGES[:1], task="segmentation", budget=4)
+    for asked in (better, better.with_options(budget=1)):
+        with pytest.raises(InputError, match="padding to 64x96 did not help"):
+            asked(torch.zeros(1, 3, 64, 65))
+
+
+def test_a_fixed_module_returns_them_too() -> None:
+    model = seeded(Beside())
+    states = [[0, 0, 0, 1], [0, 0, 1, 0]]
+    got = unstride.fixed(model, IMAGES, states, recipe="paper")(IMAGES)
+    with torch.no_grad():
+        plain = model(IMAGES)
+    assert list(got) == list(plain)
+    for name in ("scale", "buffer", "names", "rows"):
+        assert torch.equal(got[name], plain[name]), name
