@@ -13,7 +13,6 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet $(PINS) torch torchvision
 	$(BIN)/python -m pip install --quiet $(PINS) -e '.[dev]'
-	$(BIN)/python -m unstride.compat
 	touch $(STAMP)
 
 test: setup
@@ -34,9 +33,9 @@ demo: setup
 coverage: setup
 	$(BIN)/python -m benchmarks.coverage
 
-# time against the plain forward, the trie's floor and TTA; prints a table, writes docs/results-speed.{json,md}
+# speed of the engine against the eager model
 bench: setup
-	$(BIN)/python -m benchmarks.speed --out docs/results-speed.json
+	$(BIN)/python -m benchmarks.engine_speed
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from unstride.procedure.temperature import fit_temperature, nll
-from unstride.views.canvas import Canvas
+from unstride.tasks.temperature import fit_temperature, nll
+from unstride.views.source import Canvas
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

@@ -1,6 +1,6 @@
 """Networks of clips, volumes and signals for `benchmarks.coverage`: random weights, small inputs.
 
-`video:` torchvision; `monai:NAME:2|3` and `nnunet:NAME:2|3` where those packages are installed (`unstride[medical]`);
+`video:` torchvision; `monai:NAME:2|3` and `nnunet:NAME:2|3` where those packages are installed;
 `signal:` a 1-D ResNet, and the feature encoders of wav2vec2 and HuBERT.
 """
 

@@ -1,8 +1,9 @@
 """timm in ten lines. Random weights, so that it runs offline: say pretrained=True for a real answer."""
 
-import unstride  # isort: skip  (first: see "torchvision::nms" in the troubleshooting guide)
 import timm
 import torch
+
+import unstride
 
 model = timm.create_model("resnet18", pretrained=False).eval()
 images = torch.randn(2, 3, 96, 96)  # preprocessed as for the model

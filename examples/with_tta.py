@@ -3,15 +3,16 @@
 import torch
 
 import unstride
+from unstride.recipe import policies
+from unstride.recipe.view import parse_view
 from unstride.tta import TTA
-from unstride.views import policies
 
 loaded = unstride.models.load("sample")
 data = unstride.data.load("sample", loaded.preprocess, limit=48)
 pairs = [data.tensors(i) for i in range(len(data))]
 images, labels = torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs])
 
-flip = policies.Policy("flip", (policies.parse_view("Identity"), policies.parse_view("FlipLR")))
+flip = policies.Policy("flip", (parse_view("Identity"), parse_view("FlipLR")))
 better = unstride.enhance(loaded.model, images[:1], budget=4)
 both = TTA(better, flip, "mean", budget=2, preprocess=loaded.preprocess)  # 2 views x 4 states
 

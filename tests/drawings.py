@@ -5,7 +5,7 @@ import io
 import torch
 
 from unstride.geometry.states import State
-from unstride.procedure.prediction import Prediction, Visited
+from unstride.execution.prediction import Prediction, Visited
 from unstride.procedure.search import Expansion
 
 

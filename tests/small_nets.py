@@ -11,7 +11,7 @@ from PIL import Image
 SOURCE = """
 from torch import nn
 from unstride.views.images import Preprocess
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 
 def net():
     body = nn.Sequential(
@@ -20,7 +20,7 @@ def net():
     )
     for p in body.parameters():
         p.data.mul_(4)
-    return Loaded("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>[odd]</b> name"))
+    return LoadedModel("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>[odd]</b> name"))
 
 def segmenter():
     body = nn.Sequential(
@@ -28,20 +28,20 @@ def segmenter():
     )
     for p in body.parameters():
         p.data.mul_(4)
-    return Loaded("seg", body, Preprocess(None, None), "segmentation", ("background", "sky", "road"))
+    return LoadedModel("seg", body, Preprocess(None, None), "segmentation", ("background", "sky", "road"))
 
 def depth():
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 1, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),
         nn.Flatten(1, 2),
     )
-    return Loaded("depth", body, Preprocess(None, None), "dense")
+    return LoadedModel("depth", body, Preprocess(None, None), "dense")
 
 def tower():
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )
-    return Loaded("tower", body, Preprocess(32, 32), "embedding")
+    return LoadedModel("tower", body, Preprocess(32, 32), "embedding")
 """
 
 

@@ -11,13 +11,15 @@ from unstride import extend
 from unstride.errors import DataError, InputError, OptionError, SpecError
 from unstride.geometry.rules import RULES
 from unstride.models import libraries
-from unstride.views import policies, views
+from unstride.recipe.view import RULES as OPS
+from unstride.recipe.view import parse_view
+from unstride.views import transforms
 
 
 @pytest.fixture(autouse=True)
 def _forgotten():
     """Each test leaves every table as it was."""
-    tables = (RULES, unstride.data.KINDS, unstride.data.TASKS, libraries.LIBRARIES, policies.RULES, views.ACTS)
+    tables = (RULES, unstride.data.KINDS, unstride.data.TASKS, libraries.LIBRARIES, OPS, transforms.TRANSFORMS)
     kept = [dict(table) for table in tables]
     yield
     for table, before in zip(tables, kept, strict=True):
@@ -106,7 +108,7 @@ def test_evaluate_knows_the_task_of_a_reader(tmp_path):
         return extend.Listing(["red", "green"], item, ("a", "b", "c"))
 
     extend.reader("colours", task="segmentation")(masks)
-    loaded = unstride.models.Loaded("mine", scenes.eval(), unstride.Preprocess())
+    loaded = unstride.models.LoadedModel("mine", scenes.eval(), unstride.Preprocess())
     rows = unstride.evaluate(loaded, "colours:x", [2], out=tmp_path, progress=False)
     assert {row.task for row in rows} == {"segmentation"} and rows[0].errors == 0
 
@@ -142,19 +144,21 @@ def gamma(image, op):
 
 def test_a_view_that_changes_values():
     extend.view("Gamma", values=(0.5, 2.0), neutral=1.0)(gamma)
-    view = policies.parse_view("FlipLR + Gamma=2")
+    view = parse_view("FlipLR + Gamma=2")
     x = torch.rand(2, 3, 8, 9)
-    assert torch.equal(views.apply(view, x), x.flip(-1) ** 2)
-    assert view.intensity == 1.0 and views.needs_pixels(view) and views.changes_values(view)
-    back, valid = views.undo(view, x.flip(-1), (8, 9), (8, 9))
+    assert torch.equal(transforms.apply(view, x), x.flip(-1) ** 2)
+    assert view.intensity == 1.0 and transforms.needs_pixels(view) and transforms.changes_values(view)
+    back, valid = transforms.undo(view, x.flip(-1), (8, 9), (8, 9))
     assert torch.equal(back, x) and valid is None
     pixels = (x[0] * 255).to(torch.uint8)
     wanted = (pixels.flip(-1).float() / 255) ** 2 * 255
-    assert (views.apply(view, pixels).float() - wanted).abs().max() <= 1
+    assert (transforms.apply(view, pixels).float() - wanted).abs().max() <= 1
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    assert torch.equal(torch.tensor(np.array(views.apply(view, image))).permute(2, 0, 1), views.apply(view, pixels))
+    assert torch.equal(
+        torch.tensor(np.array(transforms.apply(view, image))).permute(2, 0, 1), transforms.apply(view, pixels)
+    )
     with pytest.raises(OptionError, match=r"Gamma takes a number from 0\.5 to 2, not 3"):
-        policies.parse_view("Gamma=3")
+        parse_view("Gamma=3")
 
 
 def test_a_view_that_moves_pixels_comes_back_and_knows_what_it_saw():
@@ -167,26 +171,26 @@ def test_a_view_that_moves_pixels_comes_back_and_knows_what_it_saw():
         return nn.functional.pad(output[..., :-step], (step, 0))
 
     extend.view("Left", values=(1, 4), moves=True, undo=right)(left)
-    view = policies.parse_view("Left=2 + FlipUD")
+    view = parse_view("Left=2 + FlipUD")
     x = torch.rand(1, 3, 6, 8)
-    back, valid = views.undo(view, views.transform(view, x, (6, 8)), (6, 8), (6, 8))
+    back, valid = transforms.undo(view, transforms.transform(view, x, (6, 8)), (6, 8), (6, 8))
     assert valid is not None and valid[..., 2:].all() and not valid[..., :2].any()
     assert torch.equal(back[..., 2:], x[..., 2:])
-    assert views.needs_pixels(view) and not views.changes_values(view)
+    assert transforms.needs_pixels(view) and not transforms.changes_values(view)
 
 
 def test_a_view_without_a_way_back_is_for_classification():
     extend.view("Mix", moves=True)(lambda image, op: image.roll(1, -1))
     with pytest.raises(OptionError, match="Mix has no exact way back"):
-        views.check_undo(policies.parse_view("Mix"))
+        transforms.check_undo(parse_view("Mix"))
     with pytest.raises(OptionError, match="Mix takes no value"):
-        policies.parse_view("Mix=1")
+        parse_view("Mix=1")
 
 
 def test_a_view_keeps_the_shape():
     extend.view("Half")(lambda image, op: image[..., ::2, ::2])
     with pytest.raises(InputError, match=r"Half made \(3, 4, 4\) of an image of \(3, 8, 8\)"):
-        views.apply(policies.parse_view("Half"), torch.rand(3, 8, 8))
+        transforms.apply(parse_view("Half"), torch.rand(3, 8, 8))
 
 
 def other(*args):

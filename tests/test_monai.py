@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import Gate, Recipe, Stage
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.recipe.view import PLAIN, parse_view
 
 monai = pytest.importorskip("monai")
 from monai.data import MetaTensor  # noqa: E402
@@ -38,7 +38,7 @@ def windows(x: Tensor, predictor) -> Tensor:
 
 def test_a_predictor_for_sliding_windows(net: nn.Module, volume: Tensor) -> None:
     """Windows of the batch and of the inferer, tensors and MONAI's own: what MONAI makes of the same looks by hand."""
-    recipe = Recipe(task="segmentation", stages=(Stage((IDENTITY, parse_view("mirror"))),))
+    recipe = Recipe(task="segmentation", stages=(Stage((PLAIN, parse_view("flip"))),))
     better = unstride.enhance(net, volume[..., :8, :8, :8], recipe=recipe)
     wanted = windows(volume, lambda x: mirrored(net, x))
     torch.testing.assert_close(windows(volume, better), wanted, rtol=1e-4, atol=1e-5)
@@ -53,7 +53,7 @@ def test_gates_decide_window_by_window_and_nothing_is_kept(net: nn.Module, volum
     margins = (2 * net(parts).softmax(1).amax(1) - 1).flatten(1).mean(1)
     below = float(margins.detach().sort().values[len(parts) // 2 - 1 :][:2].mean())  # between two of them
     gate = Gate("margin", below=below)
-    recipe = Recipe(task="segmentation", stages=(Stage(), Stage((parse_view("mirror"),), gate=gate)))
+    recipe = Recipe(task="segmentation", stages=(Stage(), Stage((parse_view("flip"),), gate=gate)))
     better = unstride.enhance(net, parts[:1], recipe=recipe)
     looked = [len(p.states) for p in better.explain(parts)]
     assert looked == [2 if m < below else 1 for m in margins.tolist()] and {1, 2} <= {*looked}

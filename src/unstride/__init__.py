@@ -1,109 +1,70 @@
-"""unstride: better predictions from a pretrained vision model, with the activations its strided layers throw away."""
+"""unstride makes a frozen PyTorch vision model more accurate at test time.
+
+It combines views of the image (test-time augmentation), states of the network's strided layers (ECCV 2024) and further
+networks (cascades), and spends extra passes only on images where the model is uncertain.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unstride.compat import moved, torchvision
-
 if TYPE_CHECKING:
-    from unstride import data, extend, models, recipe, tta
-    from unstride.enhanced import Enhanced, enhance, load
-    from unstride.evaluation import Row, evaluate, plot_rows, read_rows
-    from unstride.evaluation.benching import bench
+    from unstride import data, models
+    from unstride.enhanced import Enhanced, enhance
+    from unstride.evaluation.evaluate import evaluate
+    from unstride.execution.prediction import Prediction
     from unstride.exporting.writing import export
-    from unstride.geometry.report import Report, inspect
-    from unstride.geometry.states import State, StateSpace
-    from unstride.learning.fitting import FitReport, fit
-    from unstride.learning.selecting import FixedStates, fixed, select_states
-    from unstride.predicting import Predicted, predict
-    from unstride.procedure.gates import Gate, Stage
-    from unstride.procedure.prediction import Prediction, Visited
-    from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
-    from unstride.procedure.windows import SlidingWindow
-    from unstride.recipe import Recipe
-    from unstride.show import plot_classification, plot_features, plot_map, plot_neighbours, plot_segmentation
+    from unstride.geometry.report import inspect
+    from unstride.learning.fitting import fit
+    from unstride.predicting.run import predict
+    from unstride.recipe.recipe import Recipe
+    from unstride.recipe.stage import Gate, Near, Search, Stage
     from unstride.tuning.tune import tune
-    from unstride.tuning.tuned import Tuned
-    from unstride.views.canvas import Canvas
-    from unstride.views.images import Preprocess, open_image
+    from unstride.views.images import Preprocess
+    from unstride.views.source import Canvas
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-# Where each public name lives. They are loaded when first asked for, so that `import unstride` stays quick.
-_NAMES = {
-    "enhanced": ("Enhanced", "enhance", "load"),
-    "exporting.writing": ("export",),
-    "geometry.report": ("Report", "inspect"),
-    "geometry.states": ("State", "StateSpace"),
-    "learning.fitting": ("FitReport", "fit"),
-    "learning.selecting": ("FixedStates", "fixed", "select_states"),
-    "predicting": ("Predicted", "predict"),
-    "procedure.prediction": ("Prediction", "Visited"),
-    "procedure.stopping": ("Agreement", "Confident", "LowEntropy", "Margin"),
-    "procedure.windows": ("SlidingWindow",),
-    "proof": ("Row", "evaluate", "plot_rows", "read_rows"),
-    "proof.benching": ("bench",),
-    "show": ("plot_classification", "plot_features", "plot_map", "plot_neighbours", "plot_segmentation"),
-    "procedure.gates": ("Gate", "Stage"),
-    "recipe": ("Recipe",),
-    "tuning.tune": ("tune",),
-    "tuning.tuned": ("Tuned",),
-    "views.canvas": ("Canvas",),
-    "views.images": ("Preprocess", "open_image"),
+# Where each public name lives. They are loaded when first used, so that `import unstride` stays quick.
+_HOME = {
+    "Canvas": "views.source",
+    "Enhanced": "enhanced",
+    "Gate": "recipe.stage",
+    "Near": "recipe.stage",
+    "Prediction": "execution.prediction",
+    "Preprocess": "views.images",
+    "Recipe": "recipe.recipe",
+    "Search": "recipe.stage",
+    "Stage": "recipe.stage",
+    "enhance": "enhanced",
+    "evaluate": "evaluation.evaluate",
+    "export": "exporting.writing",
+    "fit": "learning.fitting",
+    "inspect": "geometry.report",
+    "predict": "predicting.run",
+    "tune": "tuning.tune",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-_PACKAGES = ("data", "extend", "models", "recipe", "tta")
+_PACKAGES = ("data", "models")
 
 __all__ = [
-    "Agreement",
     "Canvas",
-    "Confident",
     "Enhanced",
-    "FitReport",
-    "FixedStates",
     "Gate",
-    "LowEntropy",
-    "Margin",
-    "Predicted",
+    "Near",
     "Prediction",
     "Preprocess",
     "Recipe",
-    "Report",
-    "Row",
-    "SlidingWindow",
+    "Search",
     "Stage",
-    "State",
-    "StateSpace",
-    "Tuned",
-    "Visited",
-    "bench",
     "data",
     "enhance",
     "evaluate",
     "export",
-    "extend",
     "fit",
-    "fixed",
     "inspect",
-    "load",
     "models",
-    "open_image",
-    "plot_classification",
-    "plot_features",
-    "plot_map",
-    "plot_neighbours",
-    "plot_rows",
-    "plot_segmentation",
     "predict",
-    "read_rows",
-    "recipe",
-    "select_states",
-    "tta",
     "tune",
 ]
-
-torchvision.install()
-moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -46,11 +46,11 @@ class UnstrideWarning(UserWarning):
 
 
 class TaskAssumed(UnstrideWarning):
-    """Neither the user nor the model's library said what the output means; what it is taken for is `told`."""
+    """Neither the user nor the model's library said what the output means; `assumption` says what it is taken for."""
 
-    def __init__(self, told: str) -> None:
-        super().__init__(f"{told}. Pass task=... to say so.")
-        self.told = told
+    def __init__(self, assumption: str) -> None:
+        super().__init__(f"{assumption}. Pass task=... to change that.")
+        self.assumption = assumption
 
 
 class NotProved(UnstrideWarning):
@@ -62,7 +62,7 @@ class LeftOut(UnstrideWarning):
 
 
 class PreprocessAssumed(UnstrideWarning):
-    """A file's function returned a module alone; how its images are prepared is told, and how to say otherwise."""
+    """A file's function returned a module alone; the warning says how its images are prepared."""
 
 
 class NotWritten(UnstrideWarning):

@@ -23,19 +23,39 @@ from unstride import data
 from unstride.data.items import Item, Listing, check_labels, file_item, of_arrays
 from unstride.errors import DataError, OptionError, SpecError
 from unstride.geometry import rules
-from unstride.geometry.positions import LOST, Pos, Site, Window, resample, settle
+from unstride.geometry.positions import LOST, OpWindow, Pos, Site, position_of, resample
 from unstride.geometry.walk import Walk
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint
-from unstride.procedure.meaning import TASKS
-from unstride.views import policies, views
+from unstride.recipe.view import RULES as OPS
+from unstride.recipe.view import Op
+from unstride.recipe.view import Rule as OpRule
+from unstride.tasks.tasks import TASKS
 from unstride.views.images import Preprocess, open_image, open_mask
-from unstride.views.policies import Op
-from unstride.views.views import Size
+from unstride.views.transforms import TRANSFORMS, Size, Transform, on_floats
 
 __all__ = [
-    "LOST", "Blueprint", "Item", "Listing", "Op", "Pos", "Preprocess", "Site", "Walk", "Window", "check_labels",
-    "file_item", "library", "of_arrays", "open_image", "open_mask", "reader", "resample", "rule", "settle", "view",
+    "LOST",
+    "Blueprint",
+    "Item",
+    "Listing",
+    "Op",
+    "OpWindow",
+    "Pos",
+    "Preprocess",
+    "Site",
+    "Walk",
+    "check_labels",
+    "file_item",
+    "library",
+    "of_arrays",
+    "open_image",
+    "open_mask",
+    "position_of",
+    "reader",
+    "resample",
+    "rule",
+    "view",
 ]  # fmt: skip
 
 Rule = Callable[[Walk, Node, Any], tuple[Any, list[Node]]]
@@ -140,15 +160,15 @@ def view(
         return undo(output, op)
 
     def take(made: Change) -> Change:
-        _claim("a view", policies.RULES, name, r"[A-Z]\w+", made)
-        run = views.on_floats(made)
+        _claim("a view", OPS, name, r"[A-Z]\w+", made)
+        run = on_floats(made)
         home = back if undo is not None else None
-        views.ACTS[name] = views.Act(run, "place", home, hides=True) if moves else views.Act(run)
+        TRANSFORMS[name] = Transform(run, "place", home, hides=True) if moves else Transform(run)
         if values is None:
-            policies.RULES[name] = policies.Rule(base=1.0)
+            OPS[name] = OpRule(base=1.0)
         else:
             reach = max(abs(value - neutral) for value in values)
-            policies.RULES[name] = policies.Rule(*values, neutral=neutral, reach=reach)
+            OPS[name] = OpRule(*values, neutral=neutral, reach=reach)
         return made
 
     return take

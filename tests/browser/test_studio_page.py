@@ -18,7 +18,7 @@ from small_nets import write_nets
 
 import unstride
 from unstride import models
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.show.answers import probabilities
 from unstride.studio import Studio, make_server, tuner
 from unstride.studio.choices import samples_for

@@ -18,7 +18,7 @@ from unstride import models, sample
 from unstride.cli import app
 from unstride.demo import garments, photographs, scenes
 from unstride.errors import ArtefactError, SpecError
-from unstride.sample.nets import Classifier, Segmenter
+from unstride.sample.nets import Classifier, SampleSegmenter
 from unstride.views.images import Preprocess
 
 
@@ -39,11 +39,11 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(garments, "LEARNED", "nothing")
     monkeypatch.setattr(scenes, "SCENES", 24)
     monkeypatch.setattr(sample, "load_classifier", lambda: seeded(lambda: Classifier(widths=(4, 4, 8, 8))))
-    monkeypatch.setattr(sample, "load_segmenter", lambda: seeded(lambda: Segmenter(widths=(4, 4, 8, 8))))
+    monkeypatch.setattr(sample, "load_segmenter", lambda: seeded(lambda: SampleSegmenter(widths=(4, 4, 8, 8))))
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
-    loaded = models.Loaded("net", body.eval(), Preprocess(32, 32), "classification", tuple("abcdefgh"), "seeded")
+    loaded = models.LoadedModel("net", body.eval(), Preprocess(32, 32), "classification", tuple("abcdefgh"), "seeded")
     monkeypatch.setattr(models, "load", lambda spec: loaded)
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)).save(photo)

@@ -151,7 +151,7 @@ def test_errors_are_explained_and_end_in_1(tmp_path):
         ([f"{TINY}:build", "--data", "npz:nowhere.npz"], "nowhere.npz"),
         ([f"{TINY}:build", "--data", data, "--criterion", "entropie"], "entropie"),
         ([f"{TINY}:build", "--data", data, "--task", "segmentation"], "labelled for classification"),
-        ([f"{TINY}:build", "--data", data, "--tta", "mirror"], "POLICY:VIEWS"),
+        ([f"{TINY}:build", "--data", data, "--tta", "flip"], "POLICY:VIEWS"),
     ):
         result = run(*arguments, code=1)
         assert result.stderr.startswith("unstride: ")

@@ -56,7 +56,7 @@ def test_json(tmp_path: Path) -> None:
     assert {"layers", "left_out", "features"} <= report.keys()
     first, second = report["layers"]
     ops = [{"path": "0", "kind": "conv"}]
-    where = {"stride": [2, 2], "map": [16, 16], "natural": [[0, 1], [0, 1]]}
+    where = {"stride": [2, 2], "map": [16, 16], "sides": [[0, 1], [0, 1]]}
     assert first == {"index": 1, "rate": [2, 2], "ops": ops, **where, "cost": 1.0}
     assert (second["rate"], second["stride"], second["map"]) == ([2, 3], [4, 6], [8, 6])
     pool = 8 * 6 * 6 * 8 * 9 + 6 * 4  # MACs behind the pool: a convolution and the classifier

@@ -174,7 +174,7 @@ CHOOSY = """
 import torch
 from torch import nn
 import unstride
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.views.images import Preprocess
 
 
@@ -191,7 +191,7 @@ class Choosy(nn.Module):
 
 
 def loaded(model):
-    return Loaded("choosy", model, Preprocess(None, None), "classification")
+    return LoadedModel("choosy", model, Preprocess(None, None), "classification")
 
 
 def choosy():

@@ -19,9 +19,9 @@ from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.search import CRITERIA, ORDERS
 from unstride.recipe import PRESETS, Recipe, words, write
 from unstride.recipe.recipe import AGGREGATES, MERGES
+from unstride.recipe.view import parse_view
 from unstride.studio import Studio
 from unstride.views.images import open_image
-from unstride.views.policies import parse_view
 
 
 def run(*arguments, code=0):
@@ -39,7 +39,7 @@ def tuned(request, tmp_path_factory):
         run("tune", "sample", "--data", "sample", *ask, "--out", path)
         return path
     loaded = models.load("sample")
-    again = Stage((parse_view("mirror"), parse_view("1.25x")), gate=Gate("margin", below=0.9))
+    again = Stage((parse_view("flip"), parse_view("1.25x")), gate=Gate("margin", below=0.9))
     return write(path, Recipe("gated", stages=(Stage(), again)), loaded.model, loaded.preprocess)
 
 

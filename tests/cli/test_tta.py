@@ -5,7 +5,8 @@ import json
 from typer.testing import CliRunner
 
 from unstride.cli import app
-from unstride.views.policies import expanded, parse_view
+from unstride.recipe.policies import expanded
+from unstride.recipe.view import parse_view
 
 
 def test_lists_what_a_budget_takes() -> None:

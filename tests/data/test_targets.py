@@ -103,6 +103,7 @@ def test_several_labels_in_the_models_order(tmp_path: Path) -> None:
         ("path,cat\np0.png,1,0\n", "row 2: 3 cells; wanted 2"),
         ("path,cat\nnone.png,1\n", r"none\.png: no such file.*row 2"),
         ("path,cat,cat\np0.png,1,0\n", "named twice"),
+        ("path,cat\np0.png,1\np1.png,1\n./p0.png,0\n", "row 4.*row 2, too"),
         ("path\n", "titles"),
         ("", "titles"),
     ],
@@ -111,6 +112,20 @@ def test_labels_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     table = labels_set(tmp_path, text or "\n")
     with pytest.raises(DataError, match=words):
         data.load(f"labels:{table}", WHOLE)
+
+
+def test_images_are_known_by_what_is_in_them_and_what_their_labels_mean(tmp_path: Path) -> None:
+    table = labels_set(tmp_path)
+    keys = data.load(f"labels:{table}", WHOLE).keys()
+    assert len(set(keys)) == 3 and data.load(f"labels:{table}", WHOLE).keys() == keys
+    assert not set(data.load(f"labels:{table}", WHOLE, classes=("dog", "cat")).keys()) & set(keys)
+    table.write_text(table.read_text().replace("p0.png,0", "p0.png,1"))
+    (tmp_path / "p2.png").write_bytes((tmp_path / "p1.png").read_bytes() + b"x")
+    assert [a == b for a, b in zip(data.load(f"labels:{table}", WHOLE).keys(), keys, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_numbers(tmp_path: Path) -> None:

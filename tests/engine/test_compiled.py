@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from captures import split_of
 from torch import Tensor, nn
 
 import unstride
@@ -40,28 +41,28 @@ def net() -> nn.Module:
 
 
 def parts(better: unstride.Enhanced, images: Tensor) -> list[nn.Module]:
-    engine = better.prepare(images).engine
+    engine = split_of(better, images).engine
     return [s.module for s in [*engine.as_trained, *engine.moved]]
 
 
 def test_movers_outside_and_arithmetic_inside(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.torch, "compile", lambda module, **_: module)  # how it is cut, without a compiler
     images = torch.randn(3, 3, 64, 48)
-    better = unstride.enhance(net, images[:1], budget=16, optimise="compile")
+    better = unstride.enhance(net, images[:1], recipe="paper", budget=16, execution="compile")
     cut = [m for m in parts(better, images) if isinstance(m, Compiled)]
     assert len(cut) >= 6
     for m in cut:
         assert not [n for n in m.body.graph.nodes if n.op == "call_module"]
         assert not [n for n in m.movers.graph.nodes if "conv" in str(n.target) or "linear" in str(n.target)]
-    expected = unstride.enhance(net, images[:1], budget=16, optimise=False)(images)
+    expected = unstride.enhance(net, images[:1], recipe="paper", budget=16)(images)
     torch.testing.assert_close(better(images), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 def test_one_compilation_for_all_batches(net: nn.Module) -> None:
     images = torch.randn(7, 3, 64, 48)
-    better = unstride.enhance(net, images[:1], budget=7, optimise="compile")
-    expected = unstride.enhance(net, images[:1], budget=7, optimise=False)
+    better = unstride.enhance(net, images[:1], recipe="paper", budget=7, execution="compile")
+    expected = unstride.enhance(net, images[:1], recipe="paper", budget=7)
     torch.compiler.reset()
     counts: list[Any] = []
     for n in (2, 7, 3, 5):
@@ -71,5 +72,5 @@ def test_one_compilation_for_all_batches(net: nn.Module) -> None:
 
 
 def test_a_wrong_switch_is_refused(net: nn.Module) -> None:
-    with pytest.raises(OptionError, match=r"optimise: got 'fast'.*'compile'"):
-        unstride.enhance(net, torch.randn(1, 3, 64, 48), optimise="fast")
+    with pytest.raises(OptionError, match=r"execution: got 'fast'.*'compile'"):
+        unstride.enhance(net, torch.randn(1, 3, 64, 48), execution="fast")

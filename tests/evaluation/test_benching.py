@@ -8,7 +8,7 @@ from torch import nn
 
 from unstride.errors import OptionError
 from unstride.evaluation.benching import bench, interleaved, peak_bytes
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
 
 
 def test_peak_is_what_was_alive_at_once():

@@ -13,7 +13,7 @@ from unstride.evaluation.benching import bench
 
 
 @pytest.fixture(scope="module")
-def named() -> tuple[models.Loaded, unstride.data.Dataset]:
+def named() -> tuple[models.LoadedModel, unstride.data.Dataset]:
     loaded = models.load("sample")
     return loaded, load("sample", loaded.preprocess, limit=40)
 

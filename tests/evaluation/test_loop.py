@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from full_disk import runs_until_there_is_space
 from PIL import Image
 
 import unstride
@@ -16,8 +17,9 @@ from unstride import data, models
 from unstride.errors import DataError, OptionError
 from unstride.evaluation import evaluate, measures, metrics, read_rows, work
 from unstride.evaluation.words import setting
+from unstride.recipe import policies
+from unstride.recipe.view import parse_view
 from unstride.tta import TTA, Policy
-from unstride.views import policies
 from unstride.views.images import Preprocess
 
 BUDGETS = (1, 3, 6)
@@ -79,6 +81,7 @@ def test_a_row_says_how_it_came_about(dataset):
     assert row.versions["torch"] == torch.__version__.split("+")[0] or row.versions["torch"] == torch.__version__
     assert row.data_fingerprint == dataset.fingerprint()
     assert row.seed == 5
+    assert row.command and row.threads == torch.get_num_threads() and row.cpu
     json.dumps(row.to_json(), allow_nan=False)
 
 
@@ -108,19 +111,83 @@ def test_what_is_done_is_not_done_again(tmp_path, dataset, monkeypatch):
     done.clear()
     assert evaluate(model, dataset, BUDGETS, out=out) == first
     assert done == []
-    lost = sorted(out.glob("shards/*/*.safetensors"))[1]
+    lost = sorted(out.glob("cache/evaluation-*/*.safetensors"))[1]
     lost.write_bytes(lost.read_bytes()[:-5])
     leftover = lost.parent / ".000001.safetensors.xyz.tmp"
     leftover.write_bytes(b"of a killed process")
     os.utime(leftover, (0, 0))
     shutil.move(out / "rows.jsonl", tmp_path / "rows.jsonl")
     again = evaluate(model, dataset, BUDGETS, out=out, batch_size=32)
-    assert done == [8]
+    assert done in ([8], [5])
     assert [tiny.numbers(r.to_json()) for r in again] == [tiny.numbers(r.to_json()) for r in first]
-    assert not list(lost.parent.glob(".*"))
+    assert not list(lost.parent.glob(".*.tmp"))
     assert read_rows(out / "rows.jsonl") == again
     evaluate(model, dataset, (1, 2), out=out)
     assert len(read_rows(out / "rows.jsonl")) == len(again) + 2
+
+
+def counted(monkeypatch):
+    """The sizes of the batches that are evaluated."""
+    done, scored = [], work._scored
+    monkeypatch.setattr(
+        work, "_scored", lambda job, batch, errors: done.append(len(batch)) or scored(job, batch, errors)
+    )
+    return done
+
+
+MODEL = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 6, 3, 2, 1)
+    def forward(self, x):
+        return self.b(self.a(x).relu()).mean((2, 3))
+def make():
+    torch.manual_seed(0)
+    from unstride.views.images import Preprocess
+    return Net().eval(), Preprocess(None, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+"""
+
+
+def test_a_model_whose_code_changed_is_evaluated_again(tmp_path, dataset, monkeypatch):
+    done = counted(monkeypatch)
+    file, found = tmp_path / "f.py", []
+    for source in (MODEL, MODEL.replace("relu()", "tanh()"), MODEL):
+        file.write_text(source)
+        found.append(evaluate(f"{file}:make", dataset.name, (1, 3), out=tmp_path / "out")[0].metrics["nll"])
+    assert found[0] == found[2] != found[1]
+    assert sum(done) == 2 * 21
+
+
+def test_images_that_changed_under_their_names_are_evaluated_again(tmp_path, monkeypatch, capfd):
+    done, files = counted(monkeypatch), image_folder(tmp_path / "data", 10)
+    data_set = data.load(f"folder:{tmp_path / 'data'}", tiny.PREPROCESS)
+    first = evaluate(tiny.net(), data_set, (1, 3), out=tmp_path / "out")
+    assert "taken from an earlier run" not in capfd.readouterr().err
+    files[3].write_bytes(files[4].read_bytes())
+    second = evaluate(tiny.net(), data_set, (1, 3), out=tmp_path / "out")
+    assert sum(done) == 11
+    assert "9 of 10 images are taken from an earlier run" in capfd.readouterr().err
+    assert second[0].run != first[0].run and second[0].metrics["nll"] != first[0].metrics["nll"]
+
+
+def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_space(tmp_path, dataset, monkeypatch):
+    def run(name="out"):
+        return evaluate(tiny.net(), dataset, (1, 3), out=tmp_path / name, batch_size=8)
+
+    rows = runs_until_there_is_space(run, monkeypatch, step=2)
+    assert [tiny.numbers(r.to_json()) for r in rows] == [tiny.numbers(r.to_json()) for r in run("whole")]
+
+
+def test_more_images_reuse_what_was_computed(tmp_path, dataset, monkeypatch):
+    done = counted(monkeypatch)
+    evaluate(tiny.net(), dataset, BUDGETS, out=tmp_path / "out", limit=10)
+    rows = evaluate(tiny.net(), dataset, BUDGETS, out=tmp_path / "out", batch_size=3)
+    assert sum(done) == 21
+    fresh = evaluate(tiny.net(), dataset, BUDGETS)
+    assert all(close(a.metrics["nll"], b.metrics["nll"]) for a, b in zip(rows, fresh, strict=True))
 
 
 def test_a_rows_file_that_cannot_take_rows_is_found_before_the_work(tmp_path, dataset, monkeypatch):
@@ -187,7 +254,7 @@ def test_views_are_merged_as_tta_does(dataset):
         assert close(row.metrics["nll"], metrics.summarise(metrics.score(wanted(x), y)).nll)
     assert rows[2].macs == pytest.approx(4.0)
     assert rows[3].macs == pytest.approx(4 * rows[1].macs, rel=0.2)
-    assert rows[3].options["tta"]["views"] == [v.spec() for v in policies.expanded()[:4]]
+    assert rows[3].options["tta"]["views"] == [str(v) for v in policies.expanded()[:4]]
 
 
 def test_crops_see_the_margin_that_the_preprocessing_cuts_off(tmp_path):
@@ -230,7 +297,7 @@ def test_segmentation_of_images_of_all_sizes_with_and_without_flip(tmp_path):
     model = tiny.net(maps=True)
     rows = evaluate(model, dataset, (1, 4), tta="flip", batch_size=2)
     assert [(r.views, r.budget) for r in rows] == [(1, 1), (1, 4), (2, 1), (2, 4)]
-    flip = Policy("flip", (policies.parse_view("Identity"), policies.parse_view("FlipLR")))
+    flip = Policy("flip", (parse_view("Identity"), parse_view("FlipLR")))
     enhanced = unstride.enhance(model, dataset.tensors(0)[0][None], task="segmentation")
     for row in rows:
         total = np.zeros((6, 6), np.int64)
@@ -323,7 +390,7 @@ def test_wrong_arguments(dataset, tmp_path, monkeypatch):
         evaluate(model, dataset, tta="expanded:1")
     with pytest.raises(OptionError, match="criterion"):
         evaluate(model, dataset, criterion="entropie")
-    loaded = models.Loaded("mine", model, tiny.PREPROCESS, "classification")
+    loaded = models.LoadedModel("mine", model, tiny.PREPROCESS, "classification")
     np.savez(tmp_path / "wrong.npz", x=np.zeros((2, 16, 16, 3), np.uint8), y=np.array([1, 6]))
     with pytest.raises(DataError, match=r"image 1: its label is 6"):
         evaluate(loaded, f"npz:{tmp_path / 'wrong.npz'}")

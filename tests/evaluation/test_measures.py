@@ -15,7 +15,7 @@ from unstride import data
 from unstride.errors import InputError, OptionError
 from unstride.evaluation import measures
 from unstride.evaluation.words import advice, verdict
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.views.images import Preprocess
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -225,6 +225,6 @@ def test_a_recipe_for_embeddings_reads_class_folders_as_such(tmp_path: Path) -> 
     for k in range(8):
         (tmp_path / "ab"[k % 2]).mkdir(exist_ok=True)
         Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(tmp_path / "ab"[k % 2] / f"{k}.png")
-    loaded = Loaded("mine", seeded(SmallNet(7)), WHOLE)
+    loaded = LoadedModel("mine", seeded(SmallNet(7)), WHOLE)
     rows = unstride.evaluate(loaded, f"folder:{tmp_path}", recipe=unstride.recipe.presets.get("flip", "embedding"))
     assert rows[1].task == "embedding" and "knn" in rows[1].metrics

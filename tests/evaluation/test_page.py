@@ -15,8 +15,8 @@ from unstride import data
 from unstride.errors import OptionError
 from unstride.evaluation import evaluate
 from unstride.procedure.gates import Stage
-from unstride.recipe import Recipe
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +72,12 @@ def test_captions_are_of_the_looks_that_were_evaluated(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (60, 1, 1, 3), np.uint8).repeat(32, 1).repeat(32, 2)
     x[:, 4:28, 4:28] = 255 - x[:, 4:28, 4:28]
     crops = dataclasses.replace(PREPROCESS, resize=32, crop=(24, 24))
-    wider = Stage((parse_view("Size=1.3333 + Field=1.3333"),), weights=(9.0,))
+    wider = Stage((parse_view("Size=1.3333 + Crop=1.3333"),), weights=(9.0,))
     better = unstride.enhance(
         net(), torch.zeros(1, 3, 24, 24), recipe=Recipe(stages=(Stage(), wider)), preprocess=crops
     )
     seen = [Image.fromarray(one) for one in x]
-    plain, now = (z.argmax(1).numpy() for z in (better.plain(better._source(seen).see(IDENTITY)), better(seen)))
+    plain, now = (z.argmax(1).numpy() for z in (better.plain(better._source(seen).render(PLAIN)), better(seen)))
     np.savez(tmp_path / "data.npz", x=x, y=now)  # every change is for the better
     dataset = data.load(f"npz:{tmp_path / 'data.npz'}", crops, classes=6)
     evaluate(net(), dataset, recipe=better.recipe, report=tmp_path / "report.html")

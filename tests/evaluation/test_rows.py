@@ -11,6 +11,7 @@ from unstride.evaluation import Row, append_rows, read_rows
 BLANK = {
     **{field.name: "" for field in dataclasses.fields(Row)},
     **{"task": "classification", "images": 3, "views": 1, "seed": 0, "batch_size": 2, "peak_memory": 1, "errors": 1},
+    "threads": 2,
     **{
         "options": {"layers": [1, 2]},
         "preprocess": {},

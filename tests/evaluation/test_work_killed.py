@@ -19,12 +19,12 @@ torch.set_num_threads(1)
 import tiny
 from unstride import data, enhance
 from unstride.evaluation import evaluate
-from unstride.storage import outputs
+from unstride.storage import files
 from unstride.evaluation import measures
 
 warnings.simplefilter("ignore")
 measures.MEASURES["classification"] = replace(measures.MEASURES["classification"], shard=8)
-outputs.ABANDONED = 0.0  # what a kill leaves is swept at once
+files.ABANDONED = 0.0  # what a kill leaves is swept at once
 name, whole, killed, seed = sys.argv[1:]
 rng = random.Random(seed)
 dataset = data.load(name, tiny.PREPROCESS)

@@ -16,9 +16,9 @@ from unstride.exporting import Stages, export, run_stages, writing
 from unstride.exporting.driver import open_graph
 from unstride.exporting.looks import StaticView
 from unstride.procedure.gates import Gate, Stage
-from unstride.recipe import Recipe
-from unstride.views.canvas import Canvas
-from unstride.views.policies import parse_view
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import parse_view
+from unstride.views.source import Canvas
 
 
 class Net(nn.Module):
@@ -46,10 +46,10 @@ def views(*names):
 
 X = torch.randn(5, 3, 32, 40, generator=torch.Generator().manual_seed(3))
 RECIPES = {
-    "flip": Recipe("flip", stages=(Stage(views("plain", "mirror")),)),
-    "sizes": Recipe("sizes", stages=(Stage(views("plain", "1.5x", "mirror + 0.75x"), weights=(1.0, 2.0, 0.5)),)),
+    "flip": Recipe("flip", stages=(Stage(views("plain", "flip")),)),
+    "sizes": Recipe("sizes", stages=(Stage(views("plain", "1.5x", "flip + 0.75x"), weights=(1.0, 2.0, 0.5)),)),
     "moves": Recipe("moves", stages=(Stage(views("plain", "ShiftX=3", "ShiftY=-2", "FiveCrop=LeftTop")),)),
-    "states": Recipe("states", stages=(Stage(views("plain", "mirror"), "near:4"), Stage(views("1.5x"), "near:2"))),
+    "states": Recipe("states", stages=(Stage(views("plain", "flip"), "near:4"), Stage(views("1.5x"), "near:2"))),
     "warm": Recipe(
         "warm", stages=(Stage(views("plain", "1.5x"), temperatures=(1.0, 1.3)),), merge="probabilities", temperature=2.0
     ),
@@ -93,7 +93,7 @@ def test_onnx_runs_the_same_and_holds_the_weights_once(name, tmp_path):
 def gated(margins):
     """Gates that stop about half of the images, and then about half again."""
     first, second = (Gate(below=float(margins.quantile(q))) for q in (0.6, 0.5))
-    again = Stage(views("mirror", "1.5x"), gate=first), Stage(views("0.75x"), gate=second)
+    again = Stage(views("flip", "1.5x"), gate=first), Stage(views("0.75x"), gate=second)
     return Recipe("gated", stages=(Stage(), *again), temperature=1.5)
 
 
@@ -119,8 +119,8 @@ def test_what_cannot_be_one_graph_is_refused_with_the_reason(tmp_path):
         assert not list(tmp_path.iterdir())
 
     refused("paper", "depends on each image", budget=4)
-    refused(Recipe("r", stages=(Stage(), Stage(views("mirror"), gate=Gate(share=0.2)))), "calibrate")
-    refused(Recipe("r", stages=(Stage(), Stage(views("mirror"), gate=Gate("agreement", below=0.9)))), "agreement")
+    refused(Recipe("r", stages=(Stage(), Stage(views("flip"), gate=Gate(share=0.2)))), "calibrate")
+    refused(Recipe("r", stages=(Stage(), Stage(views("flip"), gate=Gate("agreement", below=0.9)))), "agreement")
     refused(Recipe("r", stages=(Stage(views("plain", "Rotate=10")),)), "no op for it")
     refused("flip", "precision 'bfloat16' casts", precision="bfloat16")
     with pytest.raises(OptionError, match=r"unstride\.enhance"):
@@ -132,7 +132,7 @@ def test_what_cannot_be_one_graph_is_refused_with_the_reason(tmp_path):
 def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch):
     better = unstride.enhance(net(), X[:1], recipe="flip")
     wrong = replace(better.recipe, temperature=2.0)
-    other = better.with_options(recipe=wrong, optimise=False)
+    other = better.with_options(recipe=wrong, execution="frozen")
     other.fitted(X[:1])
     monkeypatch.setattr(writing, "_whole", lambda own, x: writing.FixedLooks(other, x, wrong.stages))
     with pytest.raises(ArtefactError, match="was not written"):
@@ -148,10 +148,10 @@ def test_exporting_an_enhanced_model_directly_says_what_to_do():
         torch.jit.trace(better, X)
 
 
-@pytest.mark.parametrize("view", ["1.3x", "mirror + 0.5x", "ShiftX=5 + ShiftY=-3", "Field=1.2", "FiveCrop=RightBottom"])
+@pytest.mark.parametrize("view", ["1.3x", "flip + 0.5x", "ShiftX=5 + ShiftY=-3", "Crop=1.2", "FiveCrop=RightBottom"])
 def test_a_static_view_is_the_canvas_own(view):
     parsed = parse_view(view)
-    assert torch.allclose(StaticView(parsed, (32, 40))(X), Canvas(X).see(parsed), atol=1e-5)
+    assert torch.allclose(StaticView(parsed, (32, 40))(X), Canvas(X).render(parsed), atol=1e-5)
 
 
 def test_the_command(tmp_path):

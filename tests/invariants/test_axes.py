@@ -19,7 +19,7 @@ from unstride.geometry.states import State
 from unstride.learning.selecting import fixed
 from unstride.procedure.align import Offset, align
 from unstride.procedure.windows import SlidingWindow
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.recipe.view import PLAIN, parse_view
 
 SIZE = {1: (14,), 2: (12, 14), 3: (8, 9, 10)}
 
@@ -117,7 +117,9 @@ def test_a_signal_by_hand() -> None:
     hand = {0: [3.0, 9.0, 15.0], 1: [6.0, 12.0, 11.0], -1: [1.0, 6.0, 12.0]}
     for s, wanted in hand.items():
         assert run.add([(0, State(((s,),)))])[0][0, 0].tolist() == wanted
-    assert net.found.space.natural(1) == [(0,), (1,)] and net.found.space.displacement(State(((-1,),))) == (-1.0,)
+    assert net.found.space.best_selections(1) == [(0,), (1,)] and net.found.space.displacement(State(((-1,),))) == (
+        -1.0,
+    )
     assert str(State(((-1,), (0,)))) == "(-1 0)" and net.found.space.parse((1,)) == State(((1,),))
 
 
@@ -203,7 +205,7 @@ def test_by_default_a_signal_is_never_reversed(maps: bool) -> None:
     better = unstride.enhance(model, x, task=task)
     assert _views(better, x) == ["plain"] * 2
     assert better.with_options(recipe="default").recipe == better.recipe
-    assert _views(better.with_options(recipe="flip"), x) == ["plain", "mirror"]
+    assert _views(better.with_options(recipe="flip"), x) == ["plain", "flip"]
 
 
 @pytest.mark.parametrize("maps", [True, False])
@@ -212,11 +214,11 @@ def test_by_default_time_and_depth_are_never_reversed(maps: bool) -> None:
     torch.manual_seed(0)
     task = "segmentation" if maps else "classification"
     model, x = Small(3, maps).eval(), torch.randn(1, 2, 8, 16, 16)
-    recipe = Recipe(task=task, stages=(Stage((IDENTITY, parse_view("mirror"))),))
+    recipe = Recipe(task=task, stages=(Stage((PLAIN, parse_view("flip"))),))
     seen = unstride.enhance(model, x, recipe=recipe)(x)
     other = model(x.flip(-1))
     torch.testing.assert_close(seen, (model(x) + (other.flip(-1) if maps else other)) / 2, rtol=1e-4, atol=1e-5)
-    assert _views(unstride.enhance(model, x, task=task), x) == ["plain", "mirror"]
+    assert _views(unstride.enhance(model, x, task=task), x) == ["plain", "flip"]
 
 
 def test_all_eight_mirrors_of_a_volume() -> None:
@@ -228,7 +230,7 @@ def test_all_eight_mirrors_of_a_volume() -> None:
     better = unstride.enhance(model, x, recipe=Recipe(task="segmentation", stages=(Stage(views),)))
     looks = [model(x.flip([axes[n] for n in c])).flip([axes[n] for n in c]) for c in picks]
     torch.testing.assert_close(better(x), torch.stack(looks).mean(0), rtol=1e-4, atol=1e-5)
-    front = Recipe(stages=(Stage((IDENTITY, parse_view("FlipFB"))),))
+    front = Recipe(stages=(Stage((PLAIN, parse_view("FlipFB"))),))
     with pytest.raises(OptionError, match="FlipFB turns volumes"):
         unstride.enhance(Small(2, False).eval(), x[:, :, 0], recipe=front)(x[:, :, 0])
     with pytest.raises(OptionError, match="not for what has 1 axes; there are FlipLR, Identity"):

@@ -12,15 +12,15 @@ from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 from unstride.tuning.candidates import Unit
 from unstride.tuning.gather import look_at, looks_of, usable
 from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
-from unstride.views.canvas import Canvas
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.views.source import Canvas
 
-VIEWS = ("mirror", "1.25x", "mirror + 1.25x", "ShiftX=4", "ShiftY=-3 + ShiftX=2", "Size=1.25 + Field=1.25")
+VIEWS = ("flip", "1.25x", "flip + 1.25x", "ShiftX=4", "ShiftY=-3 + ShiftX=2", "Size=1.25 + Crop=1.25")
 VIEWS += ("FiveCrop=LeftTop", "FlipUD")
 
 
@@ -33,12 +33,12 @@ def net() -> SmallNet:
 
 MODEL, PIXELS = net(), torch.randn(5, 3, 80, 80, generator=torch.Generator().manual_seed(1))
 CANVAS = Canvas(PIXELS, crop=64)
-PLAIN = unstride.enhance(MODEL, CANVAS.see(IDENTITY)[:1], recipe="plain")
+BETTER = unstride.enhance(MODEL, CANVAS.render(PLAIN)[:1], recipe="plain")
 
 
 def alone(x: Tensor, state: State) -> Tensor:
     """What one state says, from the image on; that it says the right thing is `test_held`'s to check."""
-    plan = PLAIN.prepare(x)
+    plan = BETTER.prepare(x)
     run, target = plan.engine_for([state]).start(x), plan.targets[0]
     return target.finish(run.plain[target.tap] if state.plain else run.add([(0, state)])[0])
 
@@ -55,8 +55,8 @@ def brute(stages: tuple[Stage, ...]) -> tuple[Tensor, list[int]]:
                 if not stage.gate.opens(sure)[0]:
                     break
             for view in stage.views:
-                x = one.see(view)
-                for state in stage.chosen(PLAIN.prepare(x).found.space):
+                x = one.render(view)
+                for state in stage.chosen(BETTER.prepare(x).found.space):
                     if (view, state) not in taken:
                         said.append(alone(x, state))
                         taken.add((view, state))
@@ -75,14 +75,14 @@ some_gates = st.none() | st.builds(
 @st.composite
 def some_stages(draw):
     more = draw(st.lists(st.tuples(some_views, some_states, some_gates), max_size=2))
-    first = Stage((IDENTITY,), draw(some_states))
+    first = Stage((PLAIN,), draw(some_states))
     return (first, *(Stage(tuple(map(parse_view, views)), states, gate) for views, states, gate in more))
 
 
 @settings(max_examples=12)
 @given(some_stages())
 def test_sharing_and_gates(stages):
-    better = PLAIN.with_options(recipe=Recipe(stages=stages))
+    better = BETTER.with_options(recipe=Recipe(stages=stages))
     wanted, counts = brute(stages)
     torch.testing.assert_close(better(CANVAS), wanted, atol=2e-4, rtol=2e-4)
     assert [len(p.states) for p in better.explain(CANVAS)] == counts
@@ -91,7 +91,7 @@ def test_sharing_and_gates(stages):
 @settings(max_examples=12)
 @given(some_stages())
 def test_independence_of_the_batch(stages):
-    better = PLAIN.with_options(recipe=Recipe(stages=stages))
+    better = BETTER.with_options(recipe=Recipe(stages=stages))
     alone = torch.cat([better(CANVAS.rows([i])) for i in range(len(CANVAS))])
     torch.testing.assert_close(better(CANVAS), alone, atol=2e-4, rtol=2e-4)
 
@@ -100,18 +100,18 @@ def test_independence_of_the_batch(stages):
 @given(some_stages())
 def test_simulated_equals_run(stages):
     units = [Unit(view, s.states) for s in stages for view in s.views]
-    kept, work, refused = usable(PLAIN, CANVAS, units)
+    kept, work, refused = usable(BETTER, CANVAS, units)
     assert not refused
     looks = looks_of(kept, work)
-    pool = Pool(looks, look_at(PLAIN, CANVAS, looks), None, work)
-    logits, costs = PLAIN.with_options(recipe=Recipe(stages=stages)).looks(CANVAS)
+    pool = Pool(looks, look_at(BETTER, CANVAS, looks), None, work)
+    logits, costs = BETTER.with_options(recipe=Recipe(stages=stages)).looks(CANVAS)
     done = simulate(pool, stages)
     torch.testing.assert_close(done.logits, logits, atol=2e-4, rtol=2e-4)
     assert done.costs.tolist() == pytest.approx(costs, rel=1e-6)
 
 
 def test_a_share_needs_calibrating_and_then_costs_what_was_asked():
-    better = PLAIN.with_options(recipe=Recipe(stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate(share=0.4)))))
+    better = BETTER.with_options(recipe=Recipe(stages=(Stage(), Stage((parse_view("flip"),), gate=Gate(share=0.4)))))
     with pytest.raises(OptionError, match="calibrate"):
         better(CANVAS)
     found = better.calibrate(CANVAS)
@@ -133,9 +133,9 @@ def test_maps_come_back_to_the_plain_views_coordinates():
         total = torch.zeros(2, 4, 64, 64)
         stage = better.recipe.stages[0]
         for view in stage.views:
-            seen = Canvas(x).see(view)
+            seen = Canvas(x).render(view)
             out = model(seen)["out"]
-            out = out.flip(-1) if "mirror" in str(view) else out
+            out = out.flip(-1) if "flip" in str(view) else out
             back = torch.nn.functional.interpolate(out, (64, 64), mode="bilinear", antialias=True)
             total += back.softmax(1)
     got = better(x)
@@ -146,7 +146,7 @@ def test_maps_come_back_to_the_plain_views_coordinates():
 
 
 def test_a_larger_size_costs_what_it_costs():
-    better = PLAIN.with_options(recipe=Recipe(stages=(Stage(), Stage((parse_view("1.5x"),)))))
+    better = BETTER.with_options(recipe=Recipe(stages=(Stage(), Stage((parse_view("1.5x"),)))))
     _, costs = better.looks(CANVAS)
     assert costs[0] == pytest.approx(1 + 1.5**2, rel=0.05)
-    assert str(Look(parse_view("1.5x"), PLAIN.plan.found.space.zero)) == "1.5x"
+    assert str(Look(parse_view("1.5x"), BETTER.plan.found.space.zero)) == "1.5x"

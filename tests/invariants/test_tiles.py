@@ -15,7 +15,7 @@ from unstride.errors import OptionError
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.tiles import Tiling, spread, tile_means
 from unstride.recipe import Recipe, get, read, write
-from unstride.views.policies import parse_view
+from unstride.recipe.view import parse_view
 
 
 class Corners(nn.Module):
@@ -66,11 +66,11 @@ def both(model: nn.Module, x: Tensor, views: tuple[str, ...], states: str = "pla
 @pytest.mark.parametrize(
     ("model", "size", "view"),
     [
-        (SmallSegmenter(), (160, 208), "mirror + 1.5x"),
+        (SmallSegmenter(), (160, 208), "flip + 1.5x"),
         (SmallSegmenter(), (160, 208), "0.75x"),
         (Corners(), (161, 209), "1.25x"),
         (SmallUnet(), (160, 176), "FlipUD"),
-        (Cells(), (150, 200), "mirror"),
+        (Cells(), (150, 200), "flip"),
     ],
 )
 def test_a_tile_is_answered_as_in_the_whole_image(model, size, view):
@@ -87,7 +87,7 @@ def test_a_tile_is_answered_as_in_the_whole_image(model, size, view):
 
 def test_states_of_a_tile_are_those_of_the_image():
     model, x = seeded(SmallSegmenter()), image(160, 208)
-    whole, plain, ours, opens, _ = both(model, x, ("plain", "mirror"), "near:4")
+    whole, plain, ours, opens, _ = both(model, x, ("plain", "flip"), "near:4")
     wanted, before, got = (better.looks(x)[0] for better in (whole, plain, ours))
     open_ = torch.stack([spread(o, x.shape[2:], wanted.shape[2:], 16) for o in opens])[:, None]
     torch.testing.assert_close(got, wanted.where(open_, before), atol=2e-5, rtol=1e-4)
@@ -96,11 +96,11 @@ def test_states_of_a_tile_are_those_of_the_image():
 def test_cost_is_the_area_that_was_computed_and_never_more_than_the_whole():
     model, x = seeded(SmallSegmenter()), image(160, 208)
     for share in (0.02, 0.3):
-        whole, plain, ours, opens, gate = both(model, x, ("mirror", "1.5x"), share=share)
+        whole, plain, ours, opens, gate = both(model, x, ("flip", "1.5x"), share=share)
         run = ours._looked(ours._source(x))[0]
         costs, most = ours.looks(x)[1], whole.looks(x)[1]
         for i, (cost, at_most) in enumerate(zip(costs, most, strict=True)):
-            tilings = [run.tiling(parse_view(v), gate) for v in ("mirror", "1.5x")]
+            tilings = [run.tiling(parse_view(v), gate) for v in ("flip", "1.5x")]
             area = 1 + sum(t.share(opens[i]) * math.prod(t.shown) / math.prod(t.size) for t in tilings)
             assert cost == pytest.approx(area, rel=0.02) and cost <= at_most * 1.001
     clear = ours.with_options(
@@ -113,7 +113,7 @@ def test_cost_is_the_area_that_was_computed_and_never_more_than_the_whole():
 
 def test_a_whole_image_may_stand_behind_a_gate_too():
     model, x = seeded(SmallSegmenter()), image(64, 96, 4)
-    recipe = get("flip", "segmentation").changed(stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate(share=0.5))))
+    recipe = get("flip", "segmentation").changed(stages=(Stage(), Stage((parse_view("flip"),), gate=Gate(share=0.5))))
     better = unstride.enhance(model, x[:1], recipe=recipe)
     assert better.calibrate(x).cost == pytest.approx(1.5)
     assert sorted(better.looks(x)[1]) == pytest.approx([1, 1, 2, 2])
@@ -122,7 +122,7 @@ def test_a_whole_image_may_stand_behind_a_gate_too():
 def test_calibrating_tiles_tells_what_it_will_cost():
     model, x = seeded(SmallSegmenter()), image(160, 208, 3)
     gate = Gate(share=0.2, tile=16, context=20)
-    stages = (Stage(), Stage((parse_view("mirror"), parse_view("1.5x")), gate=gate))
+    stages = (Stage(), Stage((parse_view("flip"), parse_view("1.5x")), gate=gate))
     better = unstride.enhance(model, x[:1], recipe=Recipe("t", "segmentation", stages, merge="probabilities"))
     found = better.calibrate(x)
     costs = better.looks(x)[1]
@@ -134,7 +134,7 @@ def test_calibrating_tiles_tells_what_it_will_cost():
 
 def test_windows_serve_every_open_tile_with_its_context():
     gate = Gate(below=0.5, tile=16, context=20)
-    for view, size in (("plain", (160, 208)), ("mirror + 1.5x", (161, 209)), ("0.5x", (320, 200))):
+    for view, size in (("plain", (160, 208)), ("flip + 1.5x", (161, 209)), ("0.5x", (320, 200))):
         tiling = Tiling.of(parse_view(view), gate, size, (8, 8))
         where = torch.zeros(-(-size[0] // 16), -(-size[1] // 16), dtype=torch.bool)
         for spot in [(0, 0), (4, 5), (-1, -1)]:
@@ -151,7 +151,7 @@ def test_windows_serve_every_open_tile_with_its_context():
 
 def test_a_file_and_the_command_line(tmp_path):
     gate = Gate("entropy", below=0.7, tile=16, context=8)
-    recipe = Recipe("in space", "segmentation", (Stage(), Stage((parse_view("mirror"),), gate=gate)), "probabilities")
+    recipe = Recipe("in space", "segmentation", (Stage(), Stage((parse_view("flip"),), gate=gate)), "probabilities")
     path = write(tmp_path / "space.toml", recipe)
     assert read(path).recipe == recipe and "tile = 16" in path.read_text() and "tiles of 16 px" in str(recipe)
     name, ask = "sample-segmentation", ["--recipe", str(path), "--limit", "4", "--json"]
@@ -168,7 +168,7 @@ def test_a_file_and_the_command_line(tmp_path):
 
 
 def test_bad_questions():
-    mirror = (parse_view("mirror"),)
+    mirror = (parse_view("flip"),)
     with pytest.raises(OptionError, match="segmentation"):
         Recipe(stages=(Stage(), Stage(mirror, gate=Gate(below=0.5, tile=16))))
     stages = (Stage(), Stage(mirror, gate=Gate(below=0.5, tile=16)), Stage(mirror, "near:2", Gate(below=0.4)))

@@ -11,7 +11,7 @@ from PIL import Image
 
 from unstride import sample
 from unstride.errors import SpecError
-from unstride.models import Loaded, Preprocess, load
+from unstride.models import LoadedModel, Preprocess, load
 
 
 def test_random_weights_are_the_same_each_time_and_leave_the_random_state_alone():
@@ -197,8 +197,8 @@ def test_a_function_of_a_file(tmp_path):
         "def net():\n    return nn.Conv2d(3, WIDTH, 3)\n"
         "def gray():\n    return nn.Conv2d(1, 2, 3), dict(resize=None, crop=8, mean=[0.5], std=[0.5], channels='L')\n"
         "def full():\n"
-        "    from unstride.models import Loaded, Preprocess\n"
-        "    return Loaded('', nn.Identity(), Preprocess(), 'segmentation', ('a', 'b'))\n"
+        "    from unstride.models import LoadedModel, Preprocess\n"
+        "    return LoadedModel('', nn.Identity(), Preprocess(), 'segmentation', ('a', 'b'))\n"
         "def number():\n    return 3\n"
         "def odd():\n    return nn.Identity(), print\n"
         "def broken():\n    raise RuntimeError('no luck')\n",
@@ -213,7 +213,7 @@ def test_a_function_of_a_file(tmp_path):
     assert gray.preprocess.channels == "L"
     assert gray.example(28).shape == (1, 1, 28, 28)
     full = load(f"{file}:full")
-    assert isinstance(full, Loaded)
+    assert isinstance(full, LoadedModel)
     assert (full.spec, full.task, full.classes) == (f"{file}:full", "segmentation", ("a", "b"))
     for function, hint in (
         ("number", "returned int"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.errors import CaptureError, TaskAssumed
-from unstride.models.tasks import Guess, check_kind, guess, told_task
+from unstride.models.tasks import Guess, check_kind, guess, library_task
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -41,20 +41,20 @@ def named(name: str, module: str, **attributes: Any) -> nn.Module:
 )
 def test_transformers_says_it_by_the_class(name: str, problem: str | None, task: str | None) -> None:
     model = named(name, "transformers.models.x", config=SimpleNamespace(problem_type=problem))
-    assert told_task(model) == task
+    assert library_task(model) == task
 
 
 def test_timm_smp_and_torchvision_say_it() -> None:
-    assert told_task(named("ResNet", "timm.models.resnet", num_classes=10)) == "classification"
-    assert told_task(named("ResNet", "timm.models.resnet", num_classes=0)) == "embedding"
-    assert told_task(named("FeatureListNet", "timm.models._features")) == "features"
+    assert library_task(named("ResNet", "timm.models.resnet", num_classes=10)) == "classification"
+    assert library_task(named("ResNet", "timm.models.resnet", num_classes=0)) == "embedding"
+    assert library_task(named("FeatureListNet", "timm.models._features")) == "features"
     head = {"segmentation_head": nn.Identity()}
-    assert told_task(named("Unet", "segmentation_models_pytorch.decoders.unet", **head)) == "segmentation"
+    assert library_task(named("Unet", "segmentation_models_pytorch.decoders.unet", **head)) == "segmentation"
     net = torchvision.models.squeezenet1_1(weights=None)
-    assert told_task(net) == "classification"
+    assert library_task(net) == "classification"
     net.classifier = nn.Identity()
-    assert told_task(net) == "embedding"
-    assert told_task(seeded(SmallNet())) is None
+    assert library_task(net) == "embedding"
+    assert library_task(seeded(SmallNet())) is None
 
 
 class Returns(nn.Module):

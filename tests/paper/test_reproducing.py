@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from unstride.data import Dataset
 from unstride.data.items import Item, Listing, of_arrays
 from unstride.errors import DataError, OptionError, SpecError
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.paper import EXHIBITS, Nowhere, Root, Sample, get, render, reproduce
 from unstride.paper.exhibits import SEGMENTATION
 from unstride.paper.numbers import FOUR
@@ -64,7 +64,7 @@ class Tiny:
     def load(self, model, data):
         torch.manual_seed(0)
         segments = data in SEGMENTATION
-        return Loaded("tiny", Net(segments).eval(), PRE, "segmentation" if segments else "classification")
+        return LoadedModel("tiny", Net(segments).eval(), PRE, "segmentation" if segments else "classification")
 
     def _data(self, data, count, chosen):
         segments = data in SEGMENTATION
@@ -269,7 +269,9 @@ def test_the_first_weights_are_asked_for(tmp_path, monkeypatch):
 
 def test_the_sample_sets_other_images_aside_for_fitting():
     place = Sample(20)
-    loaded = Loaded("sample", nn.Identity(), Preprocess(56, (64, 64), (0.2,), (0.3,), channels="L"), "classification")
+    loaded = LoadedModel(
+        "sample", nn.Identity(), Preprocess(56, (64, 64), (0.2,), (0.3,), channels="L"), "classification"
+    )
     test = place.test(loaded, "imagenet")
     train, validation = place.fitting(loaded, "imagenet")
     assert (len(test), len(train), len(validation)) == (20, 80, 32)

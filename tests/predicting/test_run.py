@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from full_disk import runs_until_there_is_space
 from PIL import Image
 from small_nets import photo, png, write_nets
 
 import unstride
 from unstride import models
-from unstride.errors import ArtefactError, ModelChanged, OptionError
+from unstride.errors import ArtefactError, DataError, ModelChanged, OptionError
 from unstride.predicting import run as running
 from unstride.procedure.gates import Gate, Stage
 from unstride.recipe import Recipe, get, write
+from unstride.recipe.view import parse_view
 from unstride.views.images import open_image
-from unstride.views.policies import parse_view
 
 HERE = Path(__file__).parent
 
@@ -108,7 +109,7 @@ def gated(nets, folder, path):
     x = torch.stack([loaded.preprocess(open_image(one)) for one in sorted(folder.iterdir())[:32]])
     best = loaded.model(x).detach().softmax(1).topk(2).values
     gate = Gate("margin", below=float((best[:, 0] - best[:, 1]).median()))
-    again = Stage((parse_view("1.3x"), parse_view("mirror")), gate=gate)
+    again = Stage((parse_view("1.3x"), parse_view("flip")), gate=gate)
     return write(path, Recipe("gated", stages=(Stage(), again)), model=loaded.model, preprocess=loaded.preprocess)
 
 
@@ -195,7 +196,7 @@ def test_names_that_are_no_text_are_written_readably(nets, tmp_path, suffix):
 
 def test_a_gate_that_is_not_set_and_a_bare_module_are_refused_at_once(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
-    unset = Recipe(stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate(share=0.5))))
+    unset = Recipe(stages=(Stage(), Stage((parse_view("flip"),), gate=Gate(share=0.5))))
     with pytest.raises(OptionError, match="calibrate"):
         unstride.predict(f"{nets}:net", folder, tmp_path / "p.csv", recipe=unset)
     with pytest.raises(OptionError, match=r"models\.load"):
@@ -229,6 +230,107 @@ def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
     assert (done.images, done.before) == (3, 3) and "(0.0 images/s)" in str(done)
 
 
+MODEL = """
+import torch
+from torch import nn
+from unstride import Preprocess
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 6, 3, 2, 1), nn.Conv2d(6, 6, 3, 2, 1)
+    def forward(self, x):
+        return self.b(self.a(x).relu()).mean((2, 3))
+def make():
+    torch.manual_seed(0)
+    return Net().eval(), Preprocess(None, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+"""
+
+
+def interrupted(monkeypatch, *arguments, **options):
+    """A run that ends before its table is written."""
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "_join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            unstride.predict(*arguments, **options)
+
+
+def test_a_model_whose_code_changed_is_another_run(tmp_path, monkeypatch):
+    folder, out, file = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl", tmp_path / "f.py"
+    file.write_text(MODEL)
+    unstride.predict(f"{file}:make", folder, out, recipe="flip")
+    file.write_text(MODEL.replace("relu()", "tanh()"))
+    with pytest.raises(OptionError, match="is there already, from another run"):
+        unstride.predict(f"{file}:make", folder, out, recipe="flip")
+    interrupted(monkeypatch, f"{file}:make", folder, tmp_path / "q.jsonl", recipe="flip")
+    file.write_text(MODEL)
+    with pytest.raises(OptionError, match="finished parts of another run"):
+        unstride.predict(f"{file}:make", folder, tmp_path / "q.jsonl", recipe="flip")
+
+
+def test_images_that_changed_under_their_names_are_another_run(nets, tmp_path, monkeypatch):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+    interrupted(monkeypatch, f"{nets}:net", folder, out, recipe="flip")
+    photo(77, (40, 48)).save(folder / "0001.png")
+    with pytest.raises(OptionError, match="finished parts of another run"):
+        unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    unstride.predict(f"{nets}:net", folder, tmp_path / "q.jsonl", recipe="flip")
+    first = json.loads((tmp_path / "q.jsonl.run.json").read_text())
+    assert first["command"] and first["threads"] and first["cpu"] and first["versions"]["torch"]
+    photo(78, (40, 48)).save(folder / "0001.png")
+    with pytest.raises(OptionError, match="is there already, from another run"):
+        unstride.predict(f"{nets}:net", folder, tmp_path / "q.jsonl", recipe="flip")
+    unstride.predict(f"{nets}:net", folder, tmp_path / "r.jsonl", recipe="flip")
+    assert json.loads((tmp_path / "r.jsonl.run.json").read_text())["read"] != first["read"]
+
+
+def test_parts_that_are_taken_from_an_earlier_run_are_named(nets, tmp_path, monkeypatch, capfd):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+    interrupted(monkeypatch, f"{nets}:net", folder, out, recipe="flip")
+    assert "earlier run" not in capfd.readouterr().err
+    unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    assert "1 of 1 parts of 256 images are taken from an earlier run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["net", "segmenter"])
+def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_space(nets, tmp_path, monkeypatch, model):
+    folder = photos(tmp_path / "photos", 5)
+    monkeypatch.setattr(running, "PART", 2)
+    monkeypatch.setattr("unstride.predicting.parts.PART", 2)
+
+    def run(name="p.jsonl"):
+        return unstride.predict(f"{nets}:{model}", folder, tmp_path / name, recipe="flip")
+
+    run("whole.jsonl")
+    runs_until_there_is_space(run, monkeypatch)
+    wanted = (tmp_path / "whole.jsonl").read_text().replace("whole.jsonl", "p.jsonl")
+    assert (tmp_path / "p.jsonl").read_text() == wanted
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_an_empty_folder_leaves_nothing_behind(nets, tmp_path):
+    folder, out = tmp_path / "photos", tmp_path / "p.jsonl"
+    folder.mkdir()
+    with tarfile.open(tmp_path / "s.tar.gz", "w:gz"):
+        pass
+    for inputs in (folder, tmp_path / "s.tar.gz"):
+        with pytest.raises(DataError, match="there is no image"):
+            unstride.predict(f"{nets}:net", inputs, out, recipe="flip")
+        assert not list(tmp_path.glob("*p.jsonl*"))
+    photos(folder, 2)
+    assert unstride.predict(f"{nets}:net", folder, out, recipe="plain").images == 2
+
+
+def test_tables_of_one_stem_have_masks_of_their_own(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 2)
+    masks = []
+    for name, model in (("m.csv", "segmenter"), ("m.jsonl", "segmenter")):
+        done = unstride.predict(f"{nets}:{model}", folder, tmp_path / name, recipe="flip" if masks else "plain")
+        masks.append(done.masks)
+    assert masks == [str(tmp_path / "m.csv.masks"), str(tmp_path / "m.jsonl.masks")]
+    for row in read(tmp_path / "m.jsonl"):
+        assert row["mask"].startswith("m.jsonl.masks/") and (tmp_path / row["mask"]).is_file()
+
+
 def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):
     """Half of its rows would name files that are not there."""
     folder, out = photos(tmp_path / "photos", 2), tmp_path / "p.jsonl"
@@ -244,7 +346,7 @@ def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(ne
 
 def test_a_table_without_a_suffix_is_told_where_masks_go(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
-    with pytest.raises(OptionError, match=r"ends in \.jsonl \.csv \.parquet; .*beside it, as m\.masks/ of m\.csv"):
+    with pytest.raises(OptionError, match=r"ends in \.jsonl \.csv \.parquet; .*beside it, as m\.csv\.masks/ of m\.csv"):
         unstride.predict(f"{nets}:segmenter", folder, tmp_path / "m", recipe="flip")
 
 
@@ -316,7 +418,7 @@ def ended(pid):
     return done
 
 def finished_parts():
-    return len(parts.Parts.beside(parts.Path(killed)).done())
+    return len(list(parts.Parts.beside(parts.Path(killed)).folder.rglob("*.safetensors")))
 
 pid = start(whole)
 while not ended(pid):

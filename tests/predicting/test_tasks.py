@@ -13,7 +13,7 @@ from procedure_nets import SmallDepth, SmallNet, seeded
 from torch import Tensor, nn
 
 import unstride
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.views.images import Preprocess
 
 WHOLE = Preprocess(None, None)
@@ -31,7 +31,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def predicted(model: nn.Module, photos: Path, out: Path, task: str | None, **options: Any) -> list[dict[str, Any]]:
-    done = unstride.predict(Loaded("mine", model, WHOLE), photos, out, task=task, recipe="flip", **options)
+    done = unstride.predict(LoadedModel("mine", model, WHOLE), photos, out, task=task, recipe="flip", **options)
     assert done.images == 4 and done.errors == 1 and 0 <= done.changed <= 1
     return [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -51,7 +51,7 @@ def test_vectors_are_in_the_row(photos: Path, tmp_path: Path, task: str) -> None
         plain = model(seen(photos, 1))[0]
     torch.testing.assert_close(torch.tensor(rows[1]["plain_values"]), plain, atol=1e-4, rtol=1e-3)
     assert rows[1]["looks"] == 2 and rows[3]["error"] and rows[3]["values"] is None
-    unstride.predict(Loaded("mine", model, WHOLE), photos, tmp_path / "t.csv", task=task, recipe="flip")
+    unstride.predict(LoadedModel("mine", model, WHOLE), photos, tmp_path / "t.csv", task=task, recipe="flip")
     with (tmp_path / "t.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
     assert float(table[1]["value_7"]) == pytest.approx(rows[1]["values"][6], rel=1e-6)
@@ -86,7 +86,7 @@ def test_what_was_assumed_is_in_the_record(photos: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("task", ["embedding", "regression", "multilabel"])
 def test_a_recipe_that_was_made_for_a_task_is_run_for_it(photos: Path, tmp_path: Path, task: str) -> None:
     """The shape of the output says classes, the file says otherwise, and nothing is assumed."""
-    loaded = Loaded("mine", seeded(SmallNet(7)), WHOLE)
+    loaded = LoadedModel("mine", seeded(SmallNet(7)), WHOLE)
     made = unstride.enhance(loaded.model, seen(photos, 0), task=task, recipe="flip").recipe
     tuned = unstride.recipe.files.write(tmp_path / "tuned.toml", made)
     for k, recipe in enumerate((tuned, str(tuned), made)):
@@ -98,6 +98,6 @@ def test_a_recipe_that_was_made_for_a_task_is_run_for_it(photos: Path, tmp_path:
 
 def test_a_recipe_that_names_no_task_leaves_it_to_the_model(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('version = 1\n[[stage]]\nviews = ["Identity", "FlipLR"]\nstates = "plain"\n')
-    loaded = Loaded("mine", seeded(SmallDepth()), WHOLE)
+    loaded = LoadedModel("mine", seeded(SmallDepth()), WHOLE)
     unstride.predict(loaded, photos, tmp_path / "t.jsonl", recipe=tmp_path / "mine.toml")
     assert json.loads((tmp_path / "t.jsonl.run.json").read_text())["recipe"]["task"] == "dense"

@@ -48,7 +48,7 @@ def test_a_mirror_that_the_network_does_not_know_is_doubted():
     """A mirrored digit is no digit: the default recipe, which mirrors, is to say so."""
     net, x = trained(moved=True)
     told = unstride.enhance(net, x[:1], task="classification").doubts(x)
-    assert told is not None and "mirror look unfamiliar" in told and "states" not in told
+    assert told is not None and "flip look unfamiliar" in told and "states" not in told
 
 
 def test_large_batches_and_many_are_doubted_alike(monkeypatch):

@@ -13,8 +13,9 @@ from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.looks import Merged
 from unstride.procedure.meaning import TASKS, task_named
 from unstride.procedure.stopping import Confident
-from unstride.recipe import Recipe, get
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 
 NUMBERS = ("regression", "dense", "embedding", "features")
 
@@ -86,7 +87,7 @@ def test_directions_are_averaged_as_unit_vectors_and_keep_their_length() -> None
         {"budget": 4, "criterion": "entropy"},
         {"budget": 4, "aggregate": "entropy", "criterion": "displacement"},
         {"budget": 4, "criterion": "displacement", "stop": Confident(0.9)},
-        {"stages": (Stage(), Stage((parse_view("mirror"),), gate=Gate("margin", below=0.5)))},
+        {"stages": (Stage(), Stage((parse_view("flip"),), gate=Gate("margin", below=0.5)))},
         {"merge": "probabilities"},
         {"temperature": 2.0},
         {"aggregate": "attention"},
@@ -102,16 +103,16 @@ def test_the_alternative_is_named() -> None:
     with pytest.raises(OptionError, match=r"'displacement'.*near:4"):
         Recipe(task="dense", budget=4, criterion="entropy")
     with pytest.raises(OptionError, match="near:4"):
-        Recipe(task="regression", stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate("entropy", below=0.5))))
+        Recipe(task="regression", stages=(Stage(), Stage((parse_view("flip"),), gate=Gate("entropy", below=0.5))))
     with pytest.raises(OptionError, match="agreement"):
-        Recipe(task="embedding", stages=(Stage(), Stage((parse_view("mirror"),), gate=Gate("margin", below=0.5))))
+        Recipe(task="embedding", stages=(Stage(), Stage((parse_view("flip"),), gate=Gate("margin", below=0.5))))
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_preset_of_every_task_is_a_recipe_or_says_why_not(task: str) -> None:
     for name in ("default", "plain", "flip", "multiscale-flip"):
         assert get(name, task).task == task
-    assert get("default", task).stages[0].views[0] == IDENTITY
+    assert get("default", task).stages[0].views[0] == PLAIN
     searched = get("paper", task) if TASKS[task].searches else None
     if task in NUMBERS and searched is not None:
         assert (searched.criterion, searched.aggregate) == ("displacement", "mean")
@@ -129,7 +130,7 @@ def test_a_recipe_of_one_task_asked_for_another_takes_that_tasks_usual() -> None
 
 
 def test_mirrors_are_left_out_where_they_would_be_wrong() -> None:
-    assert all(s.views == (IDENTITY,) for s in get("default", "regression").stages)
+    assert all(s.views == (PLAIN,) for s in get("default", "regression").stages)
     assert len(get("default", "embedding").stages) == 2
 
 

@@ -50,25 +50,6 @@ def test_a_longer_search_has_visited_the_shorter(large: int, small: int, values:
     assert long[: len(short)] == short
 
 
-@given(st.integers(2, 40), st.lists(st.floats(0, 1), min_size=48, max_size=48, unique=True))
-def test_what_lies_ahead_is_what_comes(budget: int, values: list[float]) -> None:
-    """While no newer state is better, the search does what it said it would."""
-    rank = dict(zip(SPACE.states(), values, strict=True))
-    search = Search(SPACE, (1, 2, 3), budget)
-    while search.next([rank[s] for s in search.visited]):
-        known = [rank[s] for s in search.visited]
-        said = search.ahead(known)
-        assert len(said) == len(set(said)) and all(layer in (1, 2, 3) for _, layer in said)
-        best = min(rank[s] for s, _ in said)
-        assert rank[said[0][0]] == best
-        before = len(search.expansions)
-        if search.next(known):
-            e = search.expansions[before]
-            assert (e.state, e.layer) in said  # those before it had nothing new
-            for state, layer in said[: said.index((e.state, e.layer))]:
-                assert all(s in search.visited for s in SPACE.neighbours(state, layer))
-
-
 def test_unsearched_layers_stay_zero() -> None:
     visited = drive(Search(SPACE, (2,), 50), lambda s: 0.0)
     assert len(visited) == 4

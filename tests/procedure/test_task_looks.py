@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 import unstride
 from unstride.errors import CaptureError, OptionError
-from unstride.views.policies import parse_view
+from unstride.recipe.view import parse_view
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NEAR = (unstride.Stage(states="near:4"),)
@@ -50,7 +50,7 @@ class Pyramid(nn.Module):
 @pytest.mark.parametrize("merge", ["values", "median"])
 def test_depth_by_hand(merge: str) -> None:
     model = seeded(SmallDepth())
-    views = tuple(parse_view(v) for v in ("plain", "mirror", "FlipUD"))
+    views = tuple(parse_view(v) for v in ("plain", "flip", "FlipUD"))
     better = unstride.enhance(model, IMAGES[:1], task="depth", recipe="flip", merge=merge)
     better = better.with_options(stages=(unstride.Stage(views),))
     with torch.no_grad():
@@ -101,7 +101,7 @@ def test_embeddings_are_unit_norm_means_of_the_looks(options: dict[str, object])
 
 
 def test_embeddings_that_look_again_where_looks_disagree() -> None:
-    first = unstride.Stage((parse_view("plain"), parse_view("mirror")))
+    first = unstride.Stage((parse_view("plain"), parse_view("flip")))
     again = unstride.Stage(states="near:3", gate=unstride.Gate("agreement", below=0.9999))
     recipe = unstride.Recipe(task="embedding", stages=(first, again))
     model = seeded(SmallNet())

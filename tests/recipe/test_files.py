@@ -11,9 +11,9 @@ import unstride
 from unstride.errors import ArtefactError, OptionError
 from unstride.procedure.gates import MEASURES, Gate, Stage
 from unstride.recipe import PRESETS, Recipe, get, read, write
-from unstride.views.policies import IDENTITY, parse_view
+from unstride.recipe.view import PLAIN, parse_view
 
-_VIEWS = ("mirror", "1.3x", "mirror + 1.3x", "ShiftX=8", "Size=1.15 + Field=1.14", "FiveCrop=LeftTop", "Rotate=10")
+_VIEWS = ("flip", "1.3x", "flip + 1.3x", "ShiftX=8", "Size=1.15 + Crop=1.14", "FiveCrop=LeftTop", "Rotate=10")
 _numbers = st.floats(0.25, 4, allow_nan=False)
 
 
@@ -28,7 +28,7 @@ def stages(draw):
 
 @given(st.lists(stages(), max_size=3), _numbers, st.sampled_from(["logits", "probabilities"]))
 def test_a_trip_through_a_file_changes_nothing(tmp_path_factory, more, temperature, merge):
-    recipe = Recipe("mine", stages=(Stage((IDENTITY,)), *more), temperature=temperature, merge=merge)
+    recipe = Recipe("mine", stages=(Stage((PLAIN,)), *more), temperature=temperature, merge=merge)
     for suffix in ("toml", "json"):
         path = write(tmp_path_factory.mktemp("r") / f"r.{suffix}", recipe)
         assert read(path).recipe == recipe
@@ -65,7 +65,7 @@ def test_a_file_holds_the_network_preprocessing_and_figures(tmp_path):
         ("budget = 3\n", "version"),
         ("version = 1\nbudget = -3\n", "at least 1"),
         ("version = 1\n[[stage]]\nviews = ['Spin']\n", "Spin"),
-        ("version = 1\n[[stage]]\nvieews = ['mirror']\n", "vieews"),
+        ("version = 1\n[[stage]]\nvieews = ['flip']\n", "vieews"),
         ("version = 1\n[[stage]]\nviews = ['Identity']\ngate = {by = 'mood', below = 0.5}\n", "mood"),
         ("version = 1\nstop = {rule = 'os.system'}\n", "Confident"),
         ("version = ", "TOML"),

@@ -9,7 +9,7 @@ import unstride
 from unstride.errors import OptionError
 from unstride.procedure.gates import Gate, Stage
 from unstride.recipe import PRESETS, Recipe, field_table, get
-from unstride.views.policies import parse_view
+from unstride.recipe.view import parse_view
 
 
 def test_recipes_compare_hash_and_print_in_a_few_lines():
@@ -59,7 +59,7 @@ def test_looks_and_search_are_not_mixed():
     with pytest.raises(OptionError, match="not both"):
         Recipe(stages=(Stage(),), budget=4)
     with pytest.raises(OptionError, match="first stage"):
-        Recipe(stages=(Stage((parse_view("mirror"),)),))
+        Recipe(stages=(Stage((parse_view("flip"),)),))
     with pytest.raises(OptionError, match="first stage"):
         Recipe(stages=(Stage(gate=Gate(below=0.5)),))
 
@@ -80,7 +80,7 @@ def test_fields_of_the_search_are_refused_beside_stages():
 
 
 def test_recipes_that_are_equal_hash_alike_however_they_were_written():
-    state, mirror = unstride.State(((0, 1), (1, 0))), parse_view("mirror")
+    state, mirror = unstride.State(((0, 1), (1, 0))), parse_view("flip")
     one = Recipe(stages=[Stage(), Stage([mirror], [state], Gate(below=1), weights=[1])], temperature=np.float64(1.5))
     two = Recipe(
         stages=(Stage(), Stage((mirror,), (((0, 1), (1, 0)),), Gate(below=1.0), weights=(1.0,))), temperature=1.5
@@ -91,8 +91,8 @@ def test_recipes_that_are_equal_hash_alike_however_they_were_written():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"views": ("mirror",)}, "parse_view"),
-        ({"views": "mirror"}, "parse_view"),
+        ({"views": (3,)}, "expected a View or its name"),
+        ({"views": "flip"}, "wanted several"),
         ({"states": 3}, "near:4"),
         ({"states": ("x",)}, "near:4"),
         ({"gate": "margin"}, "Gate"),

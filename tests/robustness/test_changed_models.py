@@ -1,17 +1,17 @@
 """A model that is changed after `enhance` answers as it is now: never as it was."""
 
-import contextlib
+import enum
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from captures import capture_of
 from procedure_nets import SmallNet, seeded
 from torch import Tensor, nn
 
 import unstride
-from unstride.graph.snapshot import COLUMNS, Snapshot
+from unstride.errors import ModelChanged
 
 
 class Plastic(nn.Module):
@@ -86,21 +86,8 @@ def _pruned(m: Plastic) -> None:
     m.b.parametrizations.weight.original0.data.mul_(2)  # type: ignore[union-attr]
 
 
-CHANGES: list[Callable[[Plastic], Any]] = [
-    _statistics,
-    _data,
-    _flipped,
-    _one_number,
-    _assigned,
-    _vector,
-    _module,
-    _attribute,
-    _item,
-    _plain_tensor,
-    _hook,
-    _patched,
-    _pruned,
-]
+NUMBERS: list[Callable[[Plastic], Any]] = [_statistics, _data, _flipped, _one_number, _vector, _plain_tensor]
+STRUCTURE: list[Callable[[Plastic], Any]] = [_assigned, _module, _attribute, _item, _hook, _patched, _pruned]
 IMAGES = torch.randn(2, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 
 
@@ -109,32 +96,196 @@ def made() -> Plastic:
     return Plastic().eval()
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", NUMBERS + STRUCTURE, ids=lambda f: f.__name__)
 def test_the_answer_is_that_of_the_changed_model(change: Callable[[Plastic], Any]) -> None:
     model = made()
-    better = unstride.enhance(model, IMAGES[:1], budget=4)
-    other = better.with_options(budget=3)
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)
+    other = better.replace(budget=3)
     before = better(IMAGES)
     torch.manual_seed(1)
     change(model)
-    anew = unstride.enhance(model, IMAGES[:1], budget=4)
+    anew = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)
     torch.testing.assert_close(better(IMAGES), anew(IMAGES))
-    torch.testing.assert_close(other(IMAGES), anew.with_options(budget=3)(IMAGES))
+    torch.testing.assert_close(other(IMAGES), anew.replace(budget=3)(IMAGES))
     assert not torch.allclose(better(IMAGES), before, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", NUMBERS, ids=lambda f: f.__name__)
+def test_new_numbers_need_no_new_capture(change: Callable[[Plastic], Any]) -> None:
+    model = made()
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)
+    plan = capture_of(better, IMAGES)
+    change(model)
+    assert capture_of(better, IMAGES) is plan
+
+
+def test_a_training_loop_needs_no_new_capture() -> None:
+    model = made()
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)
+    plan, before = capture_of(better, IMAGES), better(IMAGES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(2):
+        model.train()
+        optimizer.zero_grad()
+        model(IMAGES).square().sum().backward()
+        optimizer.step()
+        model.eval()
+    assert all(p.requires_grad and p.grad is not None for p in model.parameters())
+    after = better(IMAGES)
+    assert capture_of(better, IMAGES) is plan and not after.requires_grad
+    assert not torch.allclose(after, before, atol=1e-4)
+    torch.testing.assert_close(after, unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)(IMAGES))
+
+
+@pytest.mark.parametrize("change", [c for c in NUMBERS + STRUCTURE if c is not _one_number], ids=lambda f: f.__name__)
+def test_a_frozen_form_refuses_a_changed_model(change: Callable[[Plastic], Any]) -> None:
+    model = made()
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4, execution="frozen")
+    before = better(IMAGES)
+    torch.manual_seed(1)
+    change(model)
+    with pytest.raises(ModelChanged, match=r"better\.refresh\(\)"):
+        better(IMAGES)
+    with pytest.raises(ModelChanged):
+        capture_of(better, IMAGES)
+    better.refresh()
+    after = better(IMAGES)
+    torch.testing.assert_close(
+        after, unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)(IMAGES), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(after, before, atol=1e-4)
+
+
+GAIN = 1.0
+
+
+class Act(enum.Enum):
+    RELU = "relu"
+    TANH = "tanh"
+
+
+class Slots:
+    __slots__ = ("act",)
+
+    def __init__(self) -> None:
+        self.act = Act.RELU
+
+
+class Base(nn.Module):
+    shift = 0.0
+
+    def activation(self, x: Tensor) -> Tensor:
+        return torch.relu(x) if self.config.act is Act.RELU else torch.tanh(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.a(x)) * GAIN + self.shift
+        return self.b(self.scaled(x)).mean((2, 3))
+
+
+class Configured(Base):
+    """What it computes depends on a parent's methods, a class attribute, a config in slots, a closure and a global."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 5, 3, 2, 1)
+        self.config, factor = Slots(), 1.0
+        self.scaled = lambda x: x * factor
+
+
+def _global(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(globals(), "GAIN", 3.0)
+
+
+def _closure(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    m.scaled.__closure__[0].cell_contents = 3.0
+
+
+def _slot(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    m.config.act = Act.TANH
+
+
+def _class_attribute(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Base, "shift", 2.0)
+
+
+def _method(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Base, "activation", lambda self, x: x.sigmoid())
+
+
+def _parent_forward(m: Configured, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Base, "forward", lambda self, x: self.b(self.a(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("execution", ["auto", "frozen"])
+@pytest.mark.parametrize("change", [_global, _closure, _slot, _class_attribute, _method, _parent_forward])
+def test_changed_code_and_configuration(change: Any, execution: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Configured().eval()
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4, task="classification", execution=execution)
+    before = better(IMAGES)
+    change(model, monkeypatch)
+    if execution == "frozen":
+        with pytest.raises(ModelChanged):
+            better(IMAGES)
+        better.refresh()
+    after = better(IMAGES)
+    anew = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4, task="classification", execution=execution)
+    torch.testing.assert_close(after, anew(IMAGES))
+    assert not torch.allclose(after, before, atol=1e-4)
 
 
 def test_what_did_not_change_is_not_captured_again() -> None:
     model = made()
-    better = unstride.enhance(model, IMAGES[:1], budget=4)
-    plan = better.prepare(IMAGES)
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4)
+    plan = capture_of(better, IMAGES)
     model.train()
-    model.load_state_dict(model.state_dict())  # writes the same numbers, which torch counts as a change
-    again = better.prepare(IMAGES)
+    model.load_state_dict(model.state_dict())
+    again = capture_of(better, IMAGES)
     model.eval()
-    better(IMAGES), model(IMAGES), better.with_options(budget=1)(IMAGES)
+    better(IMAGES), model(IMAGES), better.replace(budget=1)(IMAGES)
     model.scale = 1.0
-    assert better.prepare(IMAGES) is again
-    assert plan is not again
+    assert capture_of(better, IMAGES) is again is plan
+
+
+class Masked(nn.Module):
+    """Its control flow depends on a number in a buffer, and an index is read from another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 5, 3, 2, 1)
+        self.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
+        self.register_buffer("order", torch.arange(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)[:, self.order]
+        x = torch.relu(x) if self.mask.any() else torch.tanh(x)
+        return self.b(x).mean((2, 3))
+
+
+@pytest.mark.parametrize("name", ["mask", "order"])
+def test_numbers_that_the_capture_depends_on(name: str) -> None:
+    torch.manual_seed(0)
+    model = Masked().eval()
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4, task="classification")
+    before = better(IMAGES)
+    value = getattr(model, name)
+    value.copy_(~value if name == "mask" else value.flip(0))
+    after = better(IMAGES)
+    assert not torch.allclose(after, before, atol=1e-4)
+    anew = unstride.enhance(model, IMAGES[:1], recipe="paper", budget=4, task="classification")
+    torch.testing.assert_close(after, anew(IMAGES))
+
+
+def test_at_most_eight_sizes_are_kept() -> None:
+    better = unstride.enhance(made(), IMAGES[:1], recipe="paper", budget=2)
+    first = capture_of(better, IMAGES)
+    for side in range(16, 23):
+        capture_of(better, IMAGES[:, :, :side, :side])
+    assert len(better.networks["base"].captures) == 8 and capture_of(better, IMAGES) is first
+    capture_of(better, IMAGES[:, :, :23, :23])
+    assert (
+        len(better.networks["base"].captures) == 8 and capture_of(better, IMAGES) is first
+    )  # used last, so another one went
 
 
 class Remembers(SmallNet):
@@ -153,101 +304,9 @@ class Remembers(SmallNet):
 
 def test_what_a_model_writes_itself_is_no_change() -> None:
     model, images = seeded(Remembers()), torch.randn(2, 3, 64, 64)
-    better = unstride.enhance(model, images[:1], budget=3)
-    plan = better.prepare(images)
+    better = unstride.enhance(model, images[:1], recipe="paper", budget=3)
+    plan = capture_of(better, images)
     model(images)
-    better.with_options(budget=1)(images)
-    assert better.prepare(images) is plan
+    better.replace(budget=1)(images)
+    assert capture_of(better, images) is plan
     assert model.calls == 2  # the capture ran another one
-
-
-def test_another_model_put_in_its_place() -> None:
-    first, second = made(), made()
-    second.head.weight.data.mul_(2)
-    better = unstride.enhance(first, IMAGES[:1], budget=4)
-    better.model = second
-    torch.testing.assert_close(better(IMAGES), unstride.enhance(second, IMAGES[:1], budget=4)(IMAGES))
-
-
-def test_changes_have_names() -> None:
-    model = made()
-    seen = Snapshot(model)
-    assert seen.changed() is None
-    model.b.weight.data[3, 2, 1, 0] += 1e-6
-    assert seen.changed() == "b.weight"
-    assert seen.changed(["b.weight"]) is None
-    model.gains.append(3.0)
-    model.act = "tanh"
-    assert {*seen.changes()} == {"b.weight", "gains", "act"}
-
-
-@pytest.mark.parametrize("count", [1, 8 * COLUMNS // 4, 3 * 8 * COLUMNS // 4 + 5])
-def test_no_number_can_change_unseen(count: int) -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.p = nn.Parameter(torch.randn(count))
-
-    model = Holds()
-    seen = Snapshot(model)
-    for i in {0, count // 2, count - 1}:
-        old = model.p.data[i].clone()
-        model.p.data[i] = torch.nextafter(old, old + 1)
-        assert seen.changed() == "p"
-        model.p.data[i] = old
-        assert seen.changed() is None
-
-
-def test_memory_that_is_elsewhere_is_summed_there() -> None:
-    from unstride.graph import snapshot
-
-    flat = torch.arange(5 * COLUMNS + 3, dtype=torch.uint8)
-    parts = [flat[: 5 * COLUMNS].view(-1, COLUMNS), flat[5 * COLUMNS :][None]]
-    before = list(map(snapshot._sum, parts))
-    flat[2 * COLUMNS + 1] += 1
-    middle = list(map(snapshot._sum, parts))
-    flat[-1] += 1
-    assert before != middle != list(map(snapshot._sum, parts))
-
-
-@pytest.mark.parametrize("recipe", ["default", "multiscale-flip", "paper"])
-def test_whether_it_was_changed_is_asked_once_a_call(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads every byte of the weights: once is what an answer may cost."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    x = torch.randn(2, 3, 16, 16)
-    better = unstride.enhance(model.eval(), x[:1], recipe=recipe)
-    before = better(x)
-    asked = []
-    changed = Snapshot.changed
-    monkeypatch.setattr(Snapshot, "changed", lambda self, *known: asked.append(1) or changed(self, *known))
-    assert torch.equal(better(x), before)
-    assert len(asked) == 1
-    model[0].weight.data[0, 0, 0, 0] += 1.0  # one number, without a trace
-    assert not torch.equal(better(x), before)
-
-
-def test_a_promise_that_the_model_stays_is_checked_at_its_end() -> None:
-    model, x = seeded(Plastic()), torch.randn(2, 3, 16, 16)
-    better = unstride.enhance(model, x[:1], recipe="flip")
-    with better.unchanged():
-        before = better(x)
-    promise = better.unchanged()
-    promise.__enter__()
-    _data(model)
-    assert torch.equal(better(x), before)  # what was promised; the end of the block tells that it was not kept
-    with pytest.raises(unstride.errors.ModelChanged, match=r"b\.weight.*unchanged"):
-        promise.__exit__(None, None, None)
-    assert torch.equal(better(x), unstride.enhance(model, x[:1], recipe="flip")(x))
-
-
-def test_a_promise_holds_for_who_gave_it_and_for_no_longer() -> None:
-    """Another thread, which promised nothing, gets the model as it is now."""
-    model, x = seeded(Plastic()), torch.randn(2, 3, 16, 16)
-    better = unstride.enhance(model, x[:1], recipe="flip")
-    with contextlib.suppress(unstride.errors.ModelChanged), better.unchanged():
-        old = better(x)
-        _data(model)
-        with ThreadPoolExecutor(1) as pool:
-            now = pool.submit(better, x).result()
-    assert not torch.equal(now, old)
-    assert torch.equal(now, better(x))

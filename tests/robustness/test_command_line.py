@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from unstride.cli import app
 from unstride.errors import OptionError
 from unstride.evaluation import evaluate
-from unstride.storage.locks import alone
+from unstride.storage.locks import exclusive
 from unstride.views.images import Preprocess
 
 ME = [sys.executable, "-m", "unstride"]
@@ -239,7 +239,7 @@ def test_an_image_that_cannot_be_written_does_not_lose_the_answer(
 
 
 def test_a_page_that_cannot_be_written_does_not_lose_the_rows(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unstride.evaluation.page.write_whole", full)
+    monkeypatch.setattr("unstride.evaluation.page.write_atomic", full)
     result = run(*EVALUATE, "--limit", 20, "--budget", 2, "--report", "r.html", "--json", code=3)
     assert len(strict(result.stdout)["rows"]) == 2
     assert "r.html: cannot be written (No space left on device)" in result.stderr
@@ -249,9 +249,9 @@ def test_a_page_that_cannot_be_written_does_not_lose_the_rows(here: Path, monkey
 
 def test_two_fits_do_not_take_each_others_work_away(here: Path) -> None:
     fit = ("fit", "nets.py:net", "--data", "npz:d.npz", "--out", "f.safetensors", "--epochs", 1, "--budget", 2)
-    with alone(Path("f.safetensors.partial")):
+    with exclusive(Path("f.safetensors.partial")):
         Path("f.safetensors.partial/theirs").write_text("")
-        assert "another run is at work" in run(*fit, code=1).stderr
+        assert "another run uses" in run(*fit, code=1).stderr
         assert Path("f.safetensors.partial/theirs").exists()
     run(*fit)
     assert not Path("f.safetensors.partial").exists()
@@ -262,7 +262,7 @@ def test_two_fits_do_not_take_each_others_work_away(here: Path) -> None:
 NAN = """
 import torch
 from torch import nn
-from unstride.models import Loaded, Preprocess
+from unstride.models import LoadedModel, Preprocess
 
 class Net(nn.Module):
     def __init__(self, value):
@@ -275,10 +275,10 @@ class Net(nn.Module):
         return self.body(x)
 
 def overflowing():
-    return Loaded("x", Net(float("inf")).eval(), Preprocess(32, 32))
+    return LoadedModel("x", Net(float("inf")).eval(), Preprocess(32, 32))
 
 def hopeless():
-    return Loaded("x", Net(-float("inf")).eval(), Preprocess(32, 32))
+    return LoadedModel("x", Net(-float("inf")).eval(), Preprocess(32, 32))
 """
 
 

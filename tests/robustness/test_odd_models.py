@@ -99,7 +99,7 @@ class Beside(nn.Module):
         }
 
 
-@pytest.mark.parametrize("options", [{"budget": 4}, {"recipe": "flip"}, {"budget": 4, "max_bytes": 1}], ids=str)
+@pytest.mark.parametrize("options", [{"budget": 4}, {"recipe": "flip"}, {"budget": 4, "execution": "frozen"}], ids=str)
 def test_outputs_beside_the_logits(options: dict[str, Any]) -> None:
     model = seeded(Beside())
     images = torch.cat([IMAGES, IMAGES])

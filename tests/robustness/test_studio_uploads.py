@@ -141,13 +141,13 @@ def test_images_too_large_for_their_file_are_refused(server: StudioServer) -> No
 
 def test_a_model_whose_answer_is_not_finite(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
-        "import torch\nfrom torch import nn\nfrom unstride.models import Loaded, Preprocess\n"
+        "import torch\nfrom torch import nn\nfrom unstride.models import LoadedModel, Preprocess\n"
         "class Net(nn.Module):\n"
         "    def __init__(self):\n        super().__init__()\n"
         "        self.a, self.b, self.c = nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(4, 4, 3, 2, 1), nn.Linear(4, 3)\n"
         "    def forward(self, x):\n"
         "        return self.c(self.b(self.a(x).relu()).mean((2, 3)).exp() * 1e30) * 1e30\n"
-        "def net():\n    return Loaded('x', Net(), Preprocess(32, 32))\n"
+        "def net():\n    return LoadedModel('x', Net(), Preprocess(32, 32))\n"
     )
     with pytest.raises(UnstrideError, match=r"not finite|deterministic|overflow"):
         Studio(f"{tmp_path}/odd.py:net").look("0", png(photo()))

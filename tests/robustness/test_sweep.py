@@ -22,9 +22,9 @@ from unstride.cli import app
 from unstride.errors import UnstrideError
 from unstride.evaluation import read_rows
 from unstride.models import read_weights
+from unstride.recipe import policies
 from unstride.studio import Studio
 from unstride.tta import TTA
-from unstride.views import policies
 from unstride.views.images import Preprocess, find_images, open_image, open_mask
 
 BROKEN = """

@@ -13,7 +13,7 @@ import unstride
 from unstride import data
 from unstride.errors import CaptureError, DataError, InputError, OptionError, UnstrideError
 from unstride.evaluation import measures
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.views.images import Preprocess
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ def test_a_task_without_labels_is_said_before_the_classes_are_counted(tmp_path: 
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.new("RGB", (32, 32)).save(tmp_path / name / "p.png")
-    loaded = Loaded("mine", seeded(SmallNet()), Preprocess(None, None))
+    loaded = LoadedModel("mine", seeded(SmallNet()), Preprocess(None, None))
     for task in ("features", "multilabel-segmentation"):
         with pytest.raises(OptionError, match=f"task='{task}' has no labels to be measured with"):
             measure(loaded, f"folder:{tmp_path}", task=task)

@@ -16,7 +16,7 @@ from procedure_nets import SmallNet, seeded
 from torch import Tensor, nn
 
 import unstride
-from unstride.graph.twin import evaluating, twin
+from unstride.graph.evaluation import evaluating, evaluation_copy
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -222,9 +222,9 @@ def test_a_model_that_is_used_while_it_is_captured() -> None:
     assert not wrong
 
 
-def test_a_twin_shares_weights_and_nothing_else() -> None:
+def test_an_evaluation_copy_shares_weights_and_nothing_else() -> None:
     model = trained()
-    other = twin(model)
+    other = evaluation_copy(model)
     assert evaluating(model) is not model and evaluating(model.eval()) is model
     model.train()
     theirs = {id(m) for m in model.modules()}

@@ -21,7 +21,7 @@ from unstride import data, models
 from unstride.cli import app
 from unstride.errors import ArtefactError, DataError, SpecError, UnstrideWarning
 from unstride.evaluation.words import untrained
-from unstride.models import Loaded, load, read_weights
+from unstride.models import LoadedModel, load, read_weights
 from unstride.studio import Studio
 from unstride.views.images import Preprocess
 
@@ -115,7 +115,7 @@ def test_rows_of_trained_weights_say_nothing_of_the_kind() -> None:
 # ------------------------------------------------------------------------------------------------------ at chance
 
 
-def shuffled(order: list[int]) -> Loaded:
+def shuffled(order: list[int]) -> LoadedModel:
     """The embedded network, as if somebody had numbered its classes in another order."""
     loaded = models.load("sample")
     body = loaded.model
@@ -128,7 +128,7 @@ def shuffled(order: list[int]) -> Loaded:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.body(x)[:, order]
 
-    return Loaded("moved", Moved().eval(), loaded.preprocess, "classification")
+    return LoadedModel("moved", Moved().eval(), loaded.preprocess, "classification")
 
 
 def test_plain_accuracy_at_chance_says_what_is_usually_wrong() -> None:
@@ -141,7 +141,7 @@ def test_plain_accuracy_at_chance_says_what_is_usually_wrong() -> None:
 def test_names_in_another_order_are_put_right_instead() -> None:
     order = [(k + 1) % 10 for k in range(10)]
     moved, own = shuffled(order), models.load("sample")
-    named = Loaded("moved", moved.model, moved.preprocess, "classification", tuple(own.classes[k] for k in order))
+    named = LoadedModel("moved", moved.model, moved.preprocess, "classification", tuple(own.classes[k] for k in order))
     right = unstride.evaluate(own, "sample", (1,), limit=100)[0].quality
     assert unstride.evaluate(named, "sample", (1,), limit=100)[0].quality == right > 0.8
 
@@ -163,12 +163,12 @@ def test_a_segmenter_that_is_wrong_everywhere_is_doubted() -> None:
             return self.body(x).roll(1, 1)
 
     with pytest.warns(UnstrideWarning, match="plain mIoU is .*no better than guessing"):
-        unstride.evaluate(Loaded("blind", Blind().eval(), own.preprocess, "segmentation"), "sample-segmentation", (1,),
+        unstride.evaluate(LoadedModel("blind", Blind().eval(), own.preprocess, "segmentation"), "sample-segmentation", (1,),
                           limit=4)  # fmt: skip
 
 
 def test_names_that_are_not_as_many_as_scores_are_refused() -> None:
-    loaded = Loaded("mine", tiny.net(), tiny.PREPROCESS, "classification", ("a", "b", "c"))
+    loaded = LoadedModel("mine", tiny.net(), tiny.PREPROCESS, "classification", ("a", "b", "c"))
     with pytest.raises(SpecError, match="3 class names, but tells 6 classes apart"):
         unstride.evaluate(loaded, "sample", (1,))
 
@@ -293,7 +293,7 @@ SOURCE = """
 import torch
 from torch import nn
 import unstride
-from unstride.models import Loaded, Preprocess
+from unstride.models import LoadedModel, Preprocess
 
 NAMES = ("a", "b", "c", "d")
 
@@ -305,16 +305,16 @@ def plain():
     return body(), Preprocess(32, 32)
 
 def named():
-    return Loaded("x", body(), Preprocess(32, 32), "classification", NAMES)
+    return LoadedModel("x", body(), Preprocess(32, 32), "classification", NAMES)
 
 def double():
-    return Loaded("x", body().double(), Preprocess(32, 32))
+    return LoadedModel("x", body().double(), Preprocess(32, 32))
 
 def training():
-    return Loaded("x", body().train(), Preprocess(32, 32))
+    return LoadedModel("x", body().train(), Preprocess(32, 32))
 
 def enhanced():
-    return Loaded("x", unstride.enhance(body(), torch.zeros(1, 3, 32, 32), 3, aggregate="mean"), Preprocess(32, 32))
+    return LoadedModel("x", unstride.enhance(body(), torch.zeros(1, 3, 32, 32), 3, aggregate="mean"), Preprocess(32, 32))
 """
 
 

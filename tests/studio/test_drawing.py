@@ -28,7 +28,7 @@ def told(answer: bytes) -> dict[str, Any]:
     return json.loads(gzip.decompress(answer))
 
 
-def ready(tmp_path: Path, name: str, task: str, recipe: str = "flip") -> tuple[models.Loaded, unstride.Enhanced]:
+def ready(tmp_path: Path, name: str, task: str, recipe: str = "flip") -> tuple[models.LoadedModel, unstride.Enhanced]:
     loaded = models.load(f"{write_nets(tmp_path)}:{name}").for_task(task)
     example = loaded.seen(photo(1, (48, 64)))[None]
     return loaded, unstride.enhance(loaded.model, example, task=task, recipe=recipe, preprocess=loaded.preprocess)

@@ -15,15 +15,15 @@ from torch import nn
 import unstride
 from unstride import models
 from unstride.geometry.states import State
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.procedure.gates import Gate, Stage, sureness
-from unstride.procedure.prediction import moved
-from unstride.recipe import Recipe
+from unstride.execution.prediction import moved
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 from unstride.show.answers import class_map, probabilities
 from unstride.studio import looking
 from unstride.studio.looking import look
 from unstride.views.images import Preprocess
-from unstride.views.policies import IDENTITY, parse_view
 
 
 def looked(tmp_path: Path, name: str, image: Image.Image) -> tuple[dict[str, Any], Any, torch.Tensor]:
@@ -88,7 +88,7 @@ def test_the_heat_map_is_hot_only_where_a_thrown_away_pixel_was() -> None:
 
     pixels = np.zeros((16, 16, 3), np.uint8)
     pixels[5, 9] = (255, 0, 0)
-    loaded = Loaded("points", Points().eval(), Preprocess(None, None, (0.0,) * 3, (1.0,) * 3), "classification")
+    loaded = LoadedModel("points", Points().eval(), Preprocess(None, None, (0.0,) * 3, (1.0,) * 3), "classification")
     image = Image.fromarray(pixels)
     better = unstride.enhance(loaded.model, loaded.preprocess(image)[None], recipe="paper")
     data = look(loaded, better, image)
@@ -171,8 +171,8 @@ def test_a_recipe_of_looks_is_shown_look_by_look(name: str, tmp_path: Path) -> N
 def gated(tmp_path: Path, below: float, by: str = "margin") -> tuple[dict[str, Any], Any]:
     """Plain, then the mirror image behind a gate, then two sizes and near states behind another."""
     loaded = models.load(f"{write_nets(tmp_path)}:net")
-    mirror = Stage((parse_view("mirror"),), gate=Gate(by, below=below))
-    more = Stage((IDENTITY, parse_view("1.25x")), "near:2", gate=Gate("agreement", below=1.000001))
+    mirror = Stage((parse_view("flip"),), gate=Gate(by, below=below))
+    more = Stage((PLAIN, parse_view("1.25x")), "near:2", gate=Gate("agreement", below=1.000001))
     recipe = Recipe("gated", stages=(Stage(), mirror, more), temperature=1.5)
     better = unstride.enhance(loaded.model, loaded.example(), recipe=recipe, preprocess=loaded.preprocess)
     return look(loaded, better, photo(2), truth=2), better.explain([photo(2)])[0]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from unstride.errors import DataError, OptionError
+from unstride.recipe.view import parse_view
 from unstride.tta import TTA, Policy, cache, fitting
 from unstride.tta.fitting import normalise
-from unstride.views import policies
 
 LEARNED = ["gps", "gps-shanmugam", "augtta", "classtta"]
 
@@ -41,9 +41,7 @@ def data(n: int, seed: int, batch: int = 20) -> list[tuple[torch.Tensor, torch.T
     return [(x[i : i + batch], labels[i : i + batch]) for i in range(0, n, batch)]
 
 
-MINE = Policy(
-    "mine", tuple(policies.parse_view(t) for t in ("Identity", "FlipLR", "FlipUD", "Contrast=0.1", "Rotate=90"))
-)
+MINE = Policy("mine", tuple(parse_view(t) for t in ("Identity", "FlipLR", "FlipUD", "Contrast=0.1", "Rotate=90")))
 
 
 @pytest.mark.parametrize("method", LEARNED)

@@ -10,8 +10,9 @@ from torchvision.transforms.v2 import functional as F
 
 import unstride
 from unstride.errors import ArtefactError, InputError, OptionError
+from unstride.recipe.view import parse_view
 from unstride.tta import TTA, AugTTA, MeanTTA, Op, Policy, View, merge
-from unstride.views import policies, views
+from unstride.views import transforms
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -58,7 +59,7 @@ def test_views_are_made_of_the_image_not_of_the_normalised_tensor() -> None:
     net = tta(classifier(), "expanded", "mean", 132)
     pixels = x * torch.tensor(STD).reshape(3, 1, 1) + torch.tensor(MEAN).reshape(3, 1, 1)
     for view in net.views:
-        wanted = F.normalize(views.apply(view, pixels.clamp(0, 1)), list(MEAN), list(STD))
+        wanted = F.normalize(transforms.apply(view, pixels.clamp(0, 1)), list(MEAN), list(STD))
         if "Solarize" not in str(view) and "Equalize" not in str(view) and "Posterize" not in str(view):
             assert torch.allclose(net.see(x, view), wanted, atol=1e-5), view
     larger = tta(classifier(), "standard", "mean", 1, crop=40)
@@ -230,7 +231,7 @@ def test_segmentation_of_a_net_that_commutes_with_the_views_is_the_net(method: s
     policy = Policy(
         "geo",
         tuple(
-            policies.parse_view(t)
+            parse_view(t)
             for t in ("Identity", "FlipLR", "FlipUD", "TranslateX=3", "FlipUD + TranslateY=-2", "Cutout=6")
         ),
     )

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from full_disk import runs_until_there_is_space
 
 import unstride
 from unstride.errors import DataError, OptionError
-from unstride.procedure.temperature import fit_temperature, nll, sure_temperature
+from unstride.tasks.temperature import fit_temperature, nll, sure_temperature
+from unstride.tuning import gather
 from unstride.tuning.certificate import certify, verdict
-from unstride.views.canvas import Canvas
+from unstride.views.source import Canvas
 
 
 def tuned(model, data, folder, **more):
@@ -45,6 +47,62 @@ def test_images_that_are_prepared_otherwise_are_looked_at_again(tmp_path: Path) 
         data = unstride.data.load("sample", preprocess, limit=32)
         plain.append(tuned(loaded.model, data, tmp_path).pool.plain)
     assert not torch.allclose(*plain)
+
+
+def computed(monkeypatch) -> list[int]:
+    """How many images each call of the network's looks was about."""
+    done, look_at = [], gather.look_at
+    monkeypatch.setattr(
+        gather, "look_at", lambda b, source, looks: done.append(len(source)) or look_at(b, source, looks)
+    )
+    return done
+
+
+def test_more_images_another_ceiling_and_another_seed_reuse_what_was_computed(
+    tmp_path: Path, monkeypatch, capfd
+) -> None:
+    done = computed(monkeypatch)
+    loaded = unstride.models.load("sample")
+    for limit, more in ((32, {}), (32, {"cost": 3.0}), (32, {"seed": 7}), (64, {})):
+        found = tuned(loaded, unstride.data.load("sample", loaded.preprocess, limit=limit), tmp_path, **more).pool
+    assert sum(done) == 64
+    assert "32 of 64 images are taken from an earlier run" in capfd.readouterr().err
+    fresh = tuned(loaded, unstride.data.load("sample", loaded.preprocess, limit=64), None).pool
+    torch.testing.assert_close(found.logits, fresh.logits)
+    assert torch.equal(found.labels, fresh.labels)
+
+
+def test_a_killed_run_loses_one_batch_and_gives_the_same(tmp_path: Path, monkeypatch) -> None:
+    loaded = unstride.models.load("sample")
+    data = unstride.data.load("sample", loaded.preprocess, limit=64)
+    fresh = tuned(loaded, data, None).pool
+    done, look_at = computed(monkeypatch), gather.look_at
+
+    def killed(better, source, looks):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        return look_at(better, source, looks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gather, "look_at", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tuned(loaded, data, tmp_path)
+    assert torch.equal(tuned(loaded, data, tmp_path).pool.logits, fresh.logits)
+    assert done == [16, 16, 16, 16]
+
+
+def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_space(tmp_path: Path, monkeypatch) -> None:
+    model, x, y = few()
+    found = runs_until_there_is_space(lambda: tuned(model, [(x, y)], tmp_path).pool, monkeypatch)
+    assert torch.equal(found.logits, tuned(model, [(x, y)], None).pool.logits)
+
+
+def test_a_model_whose_code_changed_is_computed_again(tmp_path: Path) -> None:
+    model, x, y = few()
+    before = tuned(model, [(x, y)], tmp_path).pool.plain
+    inner = model.forward
+    model.forward = lambda images: inner(images) * 2
+    assert not torch.allclose(tuned(model, [(x, y)], tmp_path).pool.plain, before)
 
 
 def test_few_images_that_are_all_right_set_no_temperature() -> None:

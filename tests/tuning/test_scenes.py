@@ -12,14 +12,14 @@ import unstride
 from unstride.cli.main import app
 from unstride.errors import DataError, OptionError
 from unstride.procedure.gates import Gate
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import parse_view
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import Unit
 from unstride.tuning.choose_pixels import Places, areas, choose_pixels, losses, stages_of
 from unstride.tuning.pixels import Pixels, Said, gather_pixels, scenes, simulate_pixels
-from unstride.views.policies import parse_view
 
-UNITS = [Unit(parse_view("mirror")), Unit(parse_view("1.25x")), Unit(parse_view("plain"), "near:3")]
+UNITS = [Unit(parse_view("flip")), Unit(parse_view("1.25x")), Unit(parse_view("plain"), "near:3")]
 GATE = Gate(share=1.0, tile=16, context=20)
 
 
@@ -111,7 +111,7 @@ def test_large_images_in_windows():
     x, y = masked(1, 100, 150)
     found = list(scenes([(x, y)], x.new_zeros(()), window=64))
     assert len(found) == 6 and {tuple(s.mask.shape) for s in found} == {(64, 64)}
-    torch.testing.assert_close(found[-1].source.see(parse_view("plain"))[0], x[0, :, 36:, 86:])
+    torch.testing.assert_close(found[-1].source.render(parse_view("plain"))[0], x[0, :, 36:, 86:])
 
 
 def test_bad_questions():

@@ -17,7 +17,8 @@ from unstride.errors import DataError, InputError, OptionError
 from unstride.geometry.states import State
 from unstride.procedure.gates import Gate
 from unstride.procedure.looks import Look
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import Unit
 from unstride.tuning.certificate import in_sequence
@@ -29,9 +30,8 @@ from unstride.tuning.parts import parts
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.simulate import simulate
 from unstride.tuning.tasks import Judged
-from unstride.views.policies import IDENTITY, parse_view
 
-UNITS = [Unit(parse_view("mirror")), Unit(parse_view("1.25x")), Unit(IDENTITY, "near:3")]
+UNITS = [Unit(parse_view("flip")), Unit(parse_view("1.25x")), Unit(PLAIN, "near:3")]
 
 
 def labelled(task: str, count: int = 6, size: int = 32) -> tuple[nn.Module, Tensor, Tensor]:
@@ -81,7 +81,7 @@ def test_simulated_equals_run(task, tmp_path):
 
 
 ZERO = State(((0, 0),))
-VIEWS = (IDENTITY, *(parse_view(v) for v in ("mirror", "1.15x", "ShiftX=1", "ShiftX=-1")))
+VIEWS = (PLAIN, *(parse_view(v) for v in ("flip", "1.15x", "ShiftX=1", "ShiftX=-1")))
 LOOKS = [Unit(v) for v in VIEWS[1:]]
 
 
@@ -256,7 +256,7 @@ def test_a_tuned_recipe_walks_through(kind, task, key, best, tmp_path, monkeypat
     told = run("tune", spec, *ask, "--cost", 2.1, *ways)
     tuned = json.loads(told[told.index("{") :])
     asked = next(row for row in tuned["rows"] if row["name"] == "tuned for 2.1")
-    assert "at least" in tuned["verdict"] and "mirror" in asked["looks"]
+    assert "at least" in tuned["verdict"] and "flip" in asked["looks"]
     rows = run("evaluate", spec, *ask, "--recipe", out, "--out", tmp_path / "run", "--json")
     plain, ours = json.loads(rows[rows.index("{") :])["rows"]
     assert ours["metrics"][key] == pytest.approx(best, abs=1e-5) and abs(plain["metrics"][key] - best) > 0.01

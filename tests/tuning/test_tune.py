@@ -15,17 +15,18 @@ from unstride.evaluation.loop import _same_data
 from unstride.geometry.states import State
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.looks import Look
-from unstride.recipe import Recipe, get
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, parse_view
 from unstride.tuning.candidates import Unit
 from unstride.tuning.certificate import certify, clopper_pearson, in_sequence, verdict
 from unstride.tuning.choose import choose, stages_of
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.simulate import simulate
 from unstride.tuning.tuned import Line, settled
-from unstride.views.policies import IDENTITY, parse_view
 
 ZERO = State(((0, 0),))
-VIEWS = (IDENTITY, *(parse_view(v) for v in ("mirror", "1.15x", "ShiftX=1", "ShiftX=-1", "ShiftY=1")))
+VIEWS = (PLAIN, *(parse_view(v) for v in ("flip", "1.15x", "ShiftX=1", "ShiftX=-1", "ShiftY=1")))
 
 
 def made_up(count: int, seed: int, helps: float, noise: float = 1.5, classes: int = 6) -> Pool:
@@ -57,7 +58,7 @@ def test_it_finds_looks_that_help_under_the_ceiling():
 
 
 def test_of_looks_that_are_as_good_it_takes_the_plainest():
-    pool, moved = made_up(600, 0, 1.0), parse_view("mirror + ShiftX=1")
+    pool, moved = made_up(600, 0, 1.0), parse_view("flip + ShiftX=1")
     logits = torch.cat([pool.logits, pool.logits[1:2]])  # says just what the mirror says
     twin = Pool((*pool.looks, Look(moved, ZERO)), logits, pool.labels, {**pool.work, moved: pool.work[VIEWS[1]]})
     assert choose(twin, [Unit(moved), Unit(VIEWS[1])], 2.0).units == (Unit(VIEWS[1]),)
@@ -184,7 +185,7 @@ def lined(name: str, nll: float, corrected: int, corrupted: int) -> Line:
 
 
 def test_what_surely_lost_elsewhere_is_not_handed_out():
-    looks = get("flip").changed(name="tuned for 1.5", stages=(Stage(), Stage((parse_view("mirror"),))))
+    looks = get("flip").changed(name="tuned for 1.5", stages=(Stage(), Stage((parse_view("flip"),))))
     plain = Line("plain", 0.9, 0.5, certify(0, 0, 1000).of_plain(), 1.0)
     for nll, turned, by, guard, kept, words in (
         (0.49, (5, 9), "likelihood", None, True, r"not proved: .* worse; it was likelier there \(NLL 0.49.* 0.50"),
@@ -204,7 +205,7 @@ def test_what_surely_lost_elsewhere_is_not_handed_out():
 
 
 def test_a_file_says_what_was_proved_and_by_which_images(tuned, tmp_path):
-    loaded, stages = unstride.models.load("sample"), (Stage(), Stage((parse_view("mirror"),), gate=Gate(below=0.5)))
+    loaded, stages = unstride.models.load("sample"), (Stage(), Stage((parse_view("flip"),), gate=Gate(below=0.5)))
     guess = dataclasses.replace(
         tuned, recipe=Recipe("tuned", stages=stages), certificate=certify(5, 4, 120), verdict="not proved: ..."
     )

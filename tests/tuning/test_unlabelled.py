@@ -85,7 +85,7 @@ def test_changed_answers_are_those_of_the_task(task, outputs, tmp_path):
     with torch.no_grad():
         seen = torch.stack([prepare(Image.fromarray(p)) for p in noise])
         net[3].bias -= net(seen).median(0).values  # on the brink
-    found = settle(models.Loaded("net", net.eval(), prepare, task), [tmp_path], cost=2.0)
+    found = settle(models.LoadedModel("net", net.eval(), prepare, task), [tmp_path], cost=2.0)
     with torch.no_grad():
         both = torch.stack([net(seen), found.better(seen)]) > 0
     assert found.changed == pytest.approx(float((both[0] != both[1]).float().mean()), abs=1e-6) and found.changed > 0

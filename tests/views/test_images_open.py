@@ -31,7 +31,7 @@ def test_plain_rgb_is_untouched(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation(orientation):
-    # A bright corner and edge tell all eight orientations apart.
+    # A bright corner and edge distinguish all eight orientations.
     upright = np.zeros((8, 16), np.uint8)
     upright[0, 0], upright[0, -1] = 255, 128
     turns = {
@@ -108,11 +108,11 @@ def test_an_animation_gives_its_first_frame():
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "TIFF"])
-@pytest.mark.parametrize("kept", [0.0, 0.1, 0.6])
-def test_truncated_files_are_named(tmp_path, kind, kept):
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
+def test_truncated_files_are_named(tmp_path, kind, share):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     whole = saved(Image.fromarray(pixels), kind)
-    (tmp_path / "cut.img").write_bytes(whole[: int(kept * len(whole))])
+    (tmp_path / "cut.img").write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(DataError, match=r"cut\.img: cannot be read"):
         open_image(tmp_path / "cut.img")
 

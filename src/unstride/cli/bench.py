@@ -9,7 +9,7 @@ import typer
 from unstride.cli.options import AnyWeights, AsJson, Budgets, ImageSize, Plot, Spec, numbers
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from unstride.evaluation.benching import Bench, BenchRow
@@ -73,7 +73,7 @@ def bench(
 
         plot = save(plot_bench(result, spec), plot)
     if as_json:
-        typer.echo(strict.dumps({"spec": spec, **result.to_json()}))
+        typer.echo(strict_json.dumps({"spec": spec, **result.to_json()}))
         return
     _show(spec, result)
     if plot is not None:

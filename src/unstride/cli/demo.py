@@ -7,7 +7,7 @@ import typer
 
 from unstride.cli.options import AsJson
 from unstride.cli.printing import screen
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def demo(
     from unstride import demo as show
     from unstride.errors import OptionError
     from unstride.show.html import Note
-    from unstride.storage.outputs import check_folder
+    from unstride.storage.files import check_folder
 
     check_folder(out, "--out")
     console = screen(stderr=as_json)
@@ -48,7 +48,7 @@ def demo(
         figures: dict[str, Any] = {p.name: p.figures for p in done if not p.skipped}
         seconds = {p.name: round(p.seconds, 1) for p in done}
         notes = [b.text for p in done for b in p.blocks if isinstance(b, Note) and not p.skipped]
-        typer.echo(strict.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
+        typer.echo(strict_json.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
     if skipped:
         raise typer.Exit(3)
 

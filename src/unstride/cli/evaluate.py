@@ -25,11 +25,11 @@ from unstride.cli.options import (
 )
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from unstride.evaluation import Row
-    from unstride.models import Loaded
+    from unstride.models import LoadedModel
 
 PLAIN, PARTLY = 0, 3
 
@@ -82,11 +82,11 @@ def evaluate(
     budgets = None if budget is None else numbers("--budget", budget)
     folder = out if out is not None else Path("runs") / _slug(spec, data)
 
-    from unstride import proof, show
+    from unstride import evaluation, show
 
     if plot is not None:
         show.check_target(plot)
-    rows = proof.evaluate(
+    rows = evaluation.evaluate(
         _loaded(spec, weights, fitted),
         data,
         budgets,
@@ -104,11 +104,11 @@ def evaluate(
     )
     if int(os.environ.get("RANK", 0)) == 0:
         if plot is not None:
-            plot = show.save(proof.plot_rows(rows), plot)
+            plot = show.save(evaluation.plot_rows(rows), plot)
         written = {"report": report, "plot": plot}
         made = {name: str(path) for name, path in written.items() if path is not None}
         if as_json:
-            typer.echo(strict.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
+            typer.echo(strict_json.dumps({"rows": [row.to_json() for row in rows], "out": str(folder), **made}))
         else:
             _show(rows, folder, made)
     # torchrun would take any other code for a crash, and start the finished run again
@@ -119,7 +119,7 @@ def _slug(spec: str, data: str) -> str:
     return re.sub(r"[^\w.-]+", "-", f"{Path(spec).name}-{data.partition(':')[0]}")
 
 
-def _loaded(spec: str, weights: str, fitted: Path | None) -> "Loaded":
+def _loaded(spec: str, weights: str, fitted: Path | None) -> "LoadedModel":
     """The model, on this process's GPU where there is one, with what was fitted for it."""
     from unstride import enhanced, models
 

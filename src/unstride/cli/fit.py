@@ -9,7 +9,7 @@ import typer
 
 from unstride.cli.options import MOST, AsJson, Data, Limit, Seed, Spec, Split, Weights
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from unstride.data import Dataset
@@ -55,8 +55,8 @@ def fit(
     from unstride.errors import OptionError
     from unstride.learning.fitting import fit as train
     from unstride.storage.distributed import world
-    from unstride.storage.locks import alone
-    from unstride.storage.outputs import check_file, check_folder
+    from unstride.storage.files import check_file, check_folder
+    from unstride.storage.locks import exclusive
 
     if not 0 < val_fraction < 1:
         raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")
@@ -78,7 +78,7 @@ def fit(
     work = out.with_name(out.name + ".partial")
     options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
     options["familiar"] = not unseen
-    with world() as us, alone(work, us.leads):
+    with world() as us, exclusive(work, us.leads):
         report = train(better, *loaders, **options, cache_dir=work)
         if us.leads:
             better.with_options(aggregate="attention", criterion="learned").save(out, loaded.preprocess)
@@ -86,7 +86,7 @@ def fit(
             failed = {name: why for batches in loaders for name, why in batches.errors.items()}
             told = {"spec": spec, "weights": loaded.weights, "data": data, "out": str(out), "failed": failed}
             text = f"{report}{' (random weights)' * loaded.untrained}\nsaved {out}"
-            typer.echo(strict.dumps({**told, **report.to_json()}) if as_json else text)
+            typer.echo(strict_json.dumps({**told, **report.to_json()}) if as_json else text)
             _end(failed)
 
 

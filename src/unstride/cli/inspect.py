@@ -1,4 +1,4 @@
-"""`unstride inspect SPEC`: what a model throws away."""
+"""`unstride inspect SPEC`: the subsampling layers of a model, and what its states cost."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,8 +6,8 @@ import typer
 
 from unstride.cli.options import AnyWeights, AsJson, ImageSize, Spec
 from unstride.cli.printing import print_table, screen
-from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.cli.recipes import RecipeOptions, takes_recipe
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from unstride.geometry.report import Report
@@ -17,13 +17,17 @@ def register(app: typer.Typer) -> None:
     app.command()(inspect)
 
 
-@takes_recipe()
+@takes_recipe
 def inspect(
-    spec: Spec, asked: Asked, image_size: ImageSize = None, weights: AnyWeights = None, as_json: AsJson = False
+    spec: Spec,
+    recipe: RecipeOptions,
+    image_size: ImageSize = None,
+    weights: AnyWeights = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Show what a model subsamples, what a state there costs, and what was left out and why.
+    """Show what a model subsamples, what one more state costs, and what was left out and why.
 
-    With --recipe, also what that does to every image, and what it costs when all its looks are taken.
+    With --recipe, also what the recipe does, and its cost if every image passes every gate.
     """
     import unstride
     from unstride import models
@@ -31,17 +35,20 @@ def inspect(
     loaded = models.load(spec, weights=weights)
     example = loaded.example(image_size)
     report = unstride.inspect(loaded.model, example)
-    better = asked.enhanced(loaded, example) if asked else None
-    costs = [] if better is None else better.stage_costs(example)
+    better = recipe.enhanced(loaded, example) if recipe else None
+    costs: list[float] = []
+    if better is not None:
+        record = better.run(example, open_gates=True).record
+        costs = [sum(macs) / len(macs) / record.base_macs for macs in record.stage_macs]
     if as_json:
         more = {} if better is None else {"recipe": {"text": str(better.recipe), "costs": costs}}
-        typer.echo(strict.dumps({**report.to_json(), **more}))
+        typer.echo(strict_json.dumps({**report.to_json(), **more}))
         return
     _show(spec, report)
     if better is not None:
         typer.echo(str(better.recipe))
-        after = "with all looks" if len(costs) == 1 else "after each stage"
-        typer.echo(f"cost {after}: {', '.join(f'{cost:.2f}' for cost in costs)} plain forwards")
+        shown = ", ".join(f"{cost:.2f}" for cost in costs)
+        typer.echo(f"cost of each stage: {shown} forward passes of the base model")
 
 
 def _show(spec: str, report: "Report") -> None:

@@ -9,7 +9,7 @@ import importlib
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,9 @@ from unstride.errors import LeftOut, NotWritten, TaskAssumed, UnstrideError, Uns
 
 PARTLY = 3
 _MEMORY = "not enough memory for this; ask for smaller images, smaller batches or fewer states"
-COMMANDS = ("inspect", "tune", "evaluate", "predict", "fit", "tta", "export", "bench", "reproduce", "demo", "studio")
+COMMANDS = (
+    *("inspect", "tune", "evaluate", "predict", "fit", "export", "bench", "reproduce", "studio", "recipe", "demo"),
+)
 
 
 class _Group(typer.core.TyperGroup):
@@ -67,7 +69,7 @@ def _worded(message: Any, command: Any) -> str:
     if not isinstance(message, TaskAssumed):
         return str(message)
     takes = command is not None and any("--task" in option.opts for option in command.params)
-    return message.told + "; --task says otherwise" * takes
+    return message.assumption + "; --task says otherwise" * takes
 
 
 def _flush() -> None:
@@ -93,13 +95,26 @@ app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Better predictions from a pretrained vision model, with the activations its strided layers throw away.",
+    help="Make a frozen PyTorch vision model more accurate at test time: test-time augmentation, cascades of networks, "
+    "and the states of its strided layers, chosen on your data.",
 )
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from unstride import __version__
+
+        typer.echo(f"unstride {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """A group even while it has one command."""
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """The group of all commands."""
 
 
 for _name in COMMANDS:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from unstride.models import Loaded
+    from unstride.models import LoadedModel
 
 # ---------------------------------------------------------------- the model
 Spec = Annotated[
     str,
     typer.Argument(
-        help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, or, without a "
-        "hub, sample, sample-segmentation, efficientnet-lite0."
+        help="torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, paper:NAME, file.py:function, or, "
+        "without a hub, sample, sample-segmentation, efficientnet-lite0."
     ),
 ]
 Weights = Annotated[str, typer.Option(help="default (pretrained), random (which says nothing of accuracy), or a file.")]
@@ -43,8 +43,12 @@ Split = Annotated[str | None, typer.Option(help="Part of --data; by default the 
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many images, spread over the whole.")]
 
 # ---------------------------------------------------------------- the procedure
-Budgets = Annotated[str | None, typer.Option(help="States per image, such as 4,10; 1 is the plain network.")]
+Budgets = Annotated[
+    str | None, typer.Option(help="States per image of the recipe's Search, such as 4,10; 1 is the base model.")
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")]
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU where there is one.")]
 
 # ---------------------------------------------------------------- what comes out
 Plot = Annotated[Path | None, typer.Option(help="Write an image there (.png, .pdf, .svg, .jpg or .webp).")]
@@ -70,10 +74,19 @@ def numbers(name: str, text: str, most: int = MOST) -> list[int]:
     return found
 
 
-def on_device(loaded: "Loaded") -> "Loaded":
-    """The model on this process's GPU, where there is one."""
+def on_device(loaded: "LoadedModel", device: str = "auto") -> "LoadedModel":
+    """The model on a device: `auto` is this process's GPU where there is one, else the CPU."""
     import torch
 
-    if torch.cuda.is_available():
-        loaded.model.to(f"cuda:{int(os.environ.get('LOCAL_RANK', 0))}")
+    if device == "auto":
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        device = f"cuda:{rank}" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", device):
+        raise typer.BadParameter(f"--device: got {device[:40]!r}, expected cpu, cuda, cuda:1, mps or auto.")
+    kind, _, index = device.partition(":")
+    there = {"cpu": 1, "mps": int(torch.backends.mps.is_available()), "cuda": torch.cuda.device_count()}[kind]
+    if int(index or 0) >= there:
+        raise typer.BadParameter(f"--device: {device} is not available here; torch finds {there} {kind} device(s).")
+    if device != "cpu":
+        loaded.model.to(device)
     return loaded

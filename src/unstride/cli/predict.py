@@ -11,15 +11,15 @@ import typer
 from unstride.cli.options import AsJson, Plot, Spec, Task, Weights, on_device
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
     from unstride.enhanced import Enhanced
-    from unstride.models import Loaded
-    from unstride.procedure.prediction import Prediction
+    from unstride.models import LoadedModel
+    from unstride.execution.prediction import Prediction
 
 TOGETHER = 8  # images of one size that are searched as a batch
 PARTLY = 3
@@ -35,8 +35,7 @@ def predict(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Image or volume (.nii.gz) files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of "
-            "a save_to_disk.",
+            help="Image files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of a save_to_disk.",
             metavar="INPUT...",
         ),
     ],
@@ -46,7 +45,7 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a table: .jsonl, .csv or .parquet. Segmentation also writes NAME.masks/."),
+        typer.Option(help="Write a table: .jsonl, .csv or .parquet. Segmentation also writes OUT.masks/."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="With --out, images at once.")] = None,
     plot: Plot = None,
@@ -89,7 +88,7 @@ def predict(
     if as_json:
         head = {"spec": spec, "weights": loaded.weights, "task": task, "recipe": recipe}
         bad = [{"image": name, "error": why} for name, why in failed.items()]
-        typer.echo(strict.dumps({**head, "images": answers, "failed": bad}))
+        typer.echo(strict_json.dumps({**head, "images": answers, "failed": bad}))
     if failed:
         for why in failed.values():
             typer.echo(f"unstride: {why}", err=True)
@@ -97,20 +96,20 @@ def predict(
         raise typer.Exit(PARTLY if answers else 1)
 
 
-def _table(loaded: "Loaded", inputs: list[str], out: Path, options: dict[str, Any], as_json: bool) -> None:
+def _table(loaded: "LoadedModel", inputs: list[str], out: Path, options: dict[str, Any], as_json: bool) -> None:
     from dataclasses import asdict
 
     import unstride
 
     done = unstride.predict(loaded, inputs, out, progress=True, **options)
     if int(os.environ.get("RANK", 0)) == 0:
-        typer.echo(strict.dumps(asdict(done)) if as_json else str(done))
+        typer.echo(strict_json.dumps(asdict(done)) if as_json else str(done))
     # torchrun would take any other code for a crash, and start the finished run again
     if done.errors and "TORCHELASTIC_RUN_ID" not in os.environ:
         raise typer.Exit(PARTLY if done.errors < done.images else 1)
 
 
-def _task(task: str | None, loaded: "Loaded", recipe: str | None) -> str:
+def _task(task: str | None, loaded: "LoadedModel", recipe: str | None) -> str:
     """What is asked for (also by a recipe), what the model is for, or what its output suggests, which is then told."""
     import warnings
 
@@ -128,7 +127,7 @@ def _task(task: str | None, loaded: "Loaded", recipe: str | None) -> str:
 
 
 def _answers(
-    loaded: "Loaded",
+    loaded: "LoadedModel",
     opened: Iterator[tuple[str, Any, "Tensor"]],
     options: dict[str, Any],
     top: int,
@@ -136,11 +135,9 @@ def _answers(
     failed: dict[str, str],
 ) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
     """An answer for each image, with its image where one is wanted."""
-    from unstride.errors import OptionError
-    from unstride.procedure.meaning import TASKS
+    from unstride.tasks.tasks import TASKS
     from unstride.show.answers import answer_of
     from unstride.show.style import save
-    from unstride.views.volumes import Volume
 
     ready: Enhanced | None = None
     for batch in _batches(opened, 1 if TASKS[options["task"]].maps else TOGETHER):
@@ -148,8 +145,6 @@ def _answers(
             ready = better
             answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
             if names.target is not None:
-                if isinstance(image, Volume):
-                    raise OptionError(f"{name}: --plot draws images, and this is a volume; write masks with --out")
                 answer["plot"] = str(names.of(Path(name)))
                 figure = _image(answer, Path(name), image, tensor, prediction, better, loaded)
                 if save(figure, Path(answer["plot"])) is None:
@@ -158,7 +153,7 @@ def _answers(
 
 
 def _explained(
-    loaded: "Loaded", options: dict[str, Any], better: "Enhanced | None", batch: list[Any], failed: dict[str, str]
+    loaded: "LoadedModel", options: dict[str, Any], better: "Enhanced | None", batch: list[Any], failed: dict[str, str]
 ) -> Iterator[tuple[Any, "Enhanced", "Prediction"]]:
     """Each image of a batch, the enhanced model and its prediction; one that the model cannot take goes to `failed`."""
     import torch
@@ -166,16 +161,15 @@ def _explained(
     from unstride.errors import InputError, ModelRaised
     from unstride.evaluation.loop import prepared
     from unstride.models.weights import place
-    from unstride.views.canvas import PILImages
-    from unstride.views.policies import IDENTITY
-    from unstride.views.volumes import Volume
+    from unstride.recipe.view import PLAIN
+    from unstride.views.source import PILImages
 
     x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
     asked = {name: value for name, value in options.items() if name != "task"}
     try:
         better = better or prepared(loaded.model, x[:1], options["task"], asked)
-        images = [image for _, image, _ in batch if not isinstance(image, Volume)]
-        found = better.explain(PILImages(images, loaded.preprocess, x, {IDENTITY: x}) if images else x)
+        images = [image for _, image, _ in batch]
+        found = better.explain(PILImages(images, loaded.preprocess, x, {PLAIN: x}))
     except (InputError, ModelRaised) as error:
         if len(batch) > 1:
             for one in batch:
@@ -197,10 +191,9 @@ def _image(
     tensor: "Tensor",
     prediction: "Prediction",
     better: "Enhanced",
-    loaded: "Loaded",
+    loaded: "LoadedModel",
 ) -> Any:
     from unstride import show
-    from unstride.errors import OptionError
     from unstride.show.answers import headline
 
     title = f"{path.name}: {headline(answer)}"
@@ -214,11 +207,11 @@ def _image(
     return show.plot_classification(image, prediction, rates, loaded.classes, title)
 
 
-def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iterator[tuple[str, Any, "Tensor"]]:
+def _opened(inputs: list[str], loaded: "LoadedModel", failed: dict[str, str]) -> Iterator[tuple[str, Any, "Tensor"]]:
     """Every image that can be read, with what the network sees; the others go to `failed` by name."""
     from unstride.errors import DataError
     from unstride.predicting.inputs import entries
-    from unstride.predicting.reading import open_either
+    from unstride.views.images import open_image
 
     seen: set[str] = set()
     for argument in inputs:
@@ -231,7 +224,7 @@ def _opened(inputs: list[str], loaded: "Loaded", failed: dict[str, str]) -> Iter
                     continue
                 seen.add(real)
                 try:
-                    image = open_either(entry.fetch())
+                    image = open_image(entry.fetch())
                     yield name, image, loaded.preprocess(image)
                 except DataError as error:
                     failed[name] = str(error)

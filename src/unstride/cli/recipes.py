@@ -1,56 +1,43 @@
-"""`--recipe NAME|FILE` and the few fields of it that a command line may change: defined once, for every command.
+"""`--recipe NAME|FILE` and `--set KEY=VALUE`: defined once, for every command.
 
-    @takes_recipe()
-    def predict(spec: Spec, asked: Asked, ...): ...    # unstride predict SPEC --recipe paper --budget 4
-
-Help is that of the fields of `Recipe`, which also says what is allowed; here is only how a word becomes a value.
+@takes_recipe
+def predict(spec: Spec, recipe: RecipeOptions, ...): ...    # unstride predict SPEC --recipe paper --set budget=4
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import MOST, numbers
-from unstride.recipe.words import DOCS, PRESETS
+from unstride.cli.options import numbers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from unstride.enhanced import Enhanced
-    from unstride.models import Loaded
+    from unstride.models import LoadedModel
 
-ALIGNS: dict[str, bool | str] = {"on": True, "off": False, "stitch": "stitch"}
-
-
-def _aligned(text: str) -> bool | str:
-    if text not in ALIGNS:
-        raise typer.BadParameter(f"--align is {text}; wanted {', '.join(ALIGNS)}")
-    return ALIGNS[text]
-
-
-# The fields that are words or numbers: the type that the command line reads, and how that becomes the field's value.
-READ: dict[str, tuple[type, Callable[[Any], Any]]] = {
-    "budget": (int, int),
-    "layers": (str, lambda text: tuple(numbers("--layers", text))),
-    "criterion": (str, str),
-    "order": (str, str),
-    "aggregate": (str, str),
-    "align": (str, _aligned),
-    "merge": (str, str),
-    "temperature": (float, float),
-    "precision": (str, str),
-}
+PRESETS = "default, plain, flip, multiscale-flip, paper, paper-refined, paper-learned"
+Recipe = Annotated[str | None, typer.Option("--recipe", help=f"{PRESETS}, or a .toml file that `tune` or `fit` wrote.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a field of the recipe, or of its one Search, Near or Gate: budget=4, below=0.3. Repeatable.",
+    ),
+]
+_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line asks of the procedure; nothing said is left to the library."""
+class RecipeOptions:
+    """What the command line says of the recipe; the library decides everything else."""
 
     recipe: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
@@ -58,53 +45,59 @@ class Asked:
     def __bool__(self) -> bool:
         return self.recipe is not None or bool(self.changes)
 
-    def options(self) -> dict[str, Any]:
-        """As `enhance` and `evaluate` take it."""
+    def keywords(self) -> dict[str, Any]:
+        """As `enhance` and `evaluate` take them."""
         return {**({} if self.recipe is None else {"recipe": self.recipe}), **self.changes}
 
-    def enhanced(self, loaded: Loaded, example: Tensor | None = None, **more: Any) -> Enhanced:
-        """The model with the recipe; one that was made for another model or other preprocessing is refused."""
-        from unstride.evaluation.loop import prepared
+    def enhanced(self, loaded: LoadedModel, example: Tensor | None = None, **more: Any) -> Enhanced:
+        """The model with the recipe; an error if it was made for another model or other preprocessing."""
+        from unstride.enhanced import enhance
 
-        task = loaded.task or "auto"
         x = loaded.example() if example is None else example
-        asked = {"preprocess": loaded.preprocess, **self.options(), **more}
-        return prepared(loaded.model, x, asked.pop("task", task), asked)
+        options = {"task": loaded.task or "auto", "preprocess": loaded.preprocess, "execution": "frozen"}
+        return enhance(loaded.model, x, **{**options, **self.keywords(), **more})
 
 
-def takes_recipe(*without: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A command whose parameter `asked` is given as --recipe and its overrides, but for those it has itself."""
-
-    def give(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = inspect.signature(command, eval_str=True)
-        added = _parameters(without)
-        names = [p.name for p in added if p.name != "recipe"]
-
-        @functools.wraps(command)
-        def run(**values: Any) -> Any:
-            recipe = values.pop("recipe")
-            given = {name: values.pop(name) for name in names}
-            changes = {name: READ[name][1](value) for name, value in given.items() if value is not None}
-            return command(**values, asked=Asked(recipe, changes))
-
-        kept = [p for p in own.parameters.values() if p.name != "asked"]
-        places = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*kept, *added]]
-        run.__signature__ = own.replace(parameters=places)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in places}
-        del run.__wrapped__  # typer would read the signature below this one
-        return run
-
-    return give
+def parsed(settings: Sequence[str]) -> dict[str, Any]:
+    """`["budget=4", "layers=2-4"]` -> {"budget": 4, "layers": (2, 3, 4)}."""
+    found: dict[str, Any] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise typer.BadParameter(f"--set: got {text[:60]!r}, expected KEY=VALUE, such as budget=4.")
+        if key in found:
+            raise typer.BadParameter(f"--set: {key} is set twice.")
+        found[key] = tuple(numbers("--set layers", value)) if key == "layers" else _value(value)
+    return found
 
 
-def _parameters(without: tuple[str, ...]) -> list[inspect.Parameter]:
-    help = f"What is done to every image: {', '.join(PRESETS)}, or a file that `tune` or `fit` wrote."
-    changes = [_option(name, kind, f"{DOCS[name]}.") for name, (kind, _) in READ.items() if name not in without]
-    return [_option("recipe", str, help), *changes]
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text[:400])
+        except ValueError:
+            continue
+    return text
 
 
-def _option(name: str, kind: Any, help: str) -> inspect.Parameter:
-    text = help[:1].upper() + help[1:]
-    bounds = {"min": 1, "max": MOST} if kind is int else {}
-    annotation = Annotated[kind | None, typer.Option(f"--{name}", help=text, rich_help_panel="Recipe", **bounds)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def takes_recipe(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command whose parameter is `recipe: RecipeOptions` the options --recipe and --set."""
+    own = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(**values: Any) -> Any:
+        chosen = RecipeOptions(values.pop("recipe"), parsed(values.pop("settings") or []))
+        return command(**values, recipe=chosen)
+
+    kept = [p for p in own.parameters.values() if p.name != "recipe"]
+    added = [
+        inspect.Parameter("recipe", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Recipe),
+        inspect.Parameter("settings", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Set),
+    ]
+    places = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*kept, *added]]
+    run.__signature__ = own.replace(parameters=places)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in places}
+    del run.__wrapped__  # typer would read the signature below this one
+    return run

@@ -7,7 +7,7 @@ import typer
 
 from unstride.cli.options import AsJson, Limit
 from unstride.cli.printing import screen
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def reproduce(
     """Run what a table or figure of the paper needs, and show ours beside the paper's own numbers."""
     from unstride import paper
     from unstride.paper import render
-    from unstride.storage.outputs import check_folder
+    from unstride.storage.files import check_folder
 
     if name == "list":
         _list(as_json)
@@ -55,7 +55,7 @@ def reproduce(
     if out is not None:
         for path in render.write(result, out):
             typer.echo(f"wrote {path}", err=True)
-    typer.echo(strict.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
+    typer.echo(strict_json.dumps(result.to_json()) if as_json else render.FORMATS[format][1](result), nl=as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -76,7 +76,7 @@ def _list(as_json: bool) -> None:
             }
         )
     if as_json:
-        typer.echo(strict.dumps(found))
+        typer.echo(strict_json.dumps(found))
         return
     from rich.table import Table
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from unstride.cli.options import MOST, AsJson
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 
 def register(app: typer.Typer) -> None:
@@ -22,13 +22,15 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """List the views of a policy in the order that a budget takes them, with their intensity."""
-        from unstride.views import policies
+        from unstride.recipe import policies
 
         chosen = policies.get(policy)
         views = chosen.views if budget is None else chosen.first(budget)
         if as_json:
-            rows = [{"view": v.spec(), "intensity": v.intensity} for v in views]
-            typer.echo(strict.dumps({"policy": chosen.name, "seed": chosen.seed, "size": len(chosen), "views": rows}))
+            rows = [{"view": str(v), "intensity": v.intensity} for v in views]
+            typer.echo(
+                strict_json.dumps({"policy": chosen.name, "seed": chosen.seed, "size": len(chosen), "views": rows})
+            )
             return
         typer.echo(f"{chosen.name}: {len(views)} of {len(chosen)} views")
         for k, view in enumerate(views, 1):

@@ -7,10 +7,10 @@ import typer
 
 from unstride.cli.options import AsJson, Limit, Seed, Spec, Task, Weights
 from unstride.cli.recipes import Asked, takes_recipe
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 if TYPE_CHECKING:
-    from unstride.models import Loaded
+    from unstride.models import LoadedModel
     from unstride.tuning.tuned import Tuned
 
 
@@ -65,7 +65,7 @@ def tune(
         raise typer.BadParameter(f"{given[0]} is for labelled images: give --data, or leave it out")
     from unstride import models
     from unstride.recipe.files import check_name
-    from unstride.storage.outputs import check_file
+    from unstride.storage.files import check_file
 
     for path, name in ((out, "--out"), (report, "--report")):
         if path is not None:
@@ -100,7 +100,7 @@ def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_
         report.write_text(page(tuned, title), encoding="utf-8")
         made["report"] = str(report)
     if as_json:
-        typer.echo(strict.dumps({**tuned.to_json(), **made}))
+        typer.echo(strict_json.dumps({**tuned.to_json(), **made}))
         return
     typer.echo(str(tuned))
     for written in made.values():
@@ -108,7 +108,7 @@ def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_
 
 
 def _settle(
-    loaded: "Loaded", images: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
+    loaded: "LoadedModel", images: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Gates for a mean cost, from images alone; of several processes, the first does it all."""
@@ -119,6 +119,6 @@ def _settle(
         return
     settled = settle(loaded, images, cost, task=task, limit=limit, progress=True)
     made = {} if out is None else {"out": str(settled.save(out))}
-    typer.echo(strict.dumps({**settled.to_json(), **made}) if as_json else str(settled))
+    typer.echo(strict_json.dumps({**settled.to_json(), **made}) if as_json else str(settled))
     if made and not as_json:
         typer.echo(f"wrote {made['out']}")

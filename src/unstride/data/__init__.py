@@ -15,7 +15,7 @@ The name is KIND:PATH:
     hf           saved by datasets' save_to_disk
     cityscapes   leftImg8bit/ and gtFine/
     ade20k       ADEChallengeData2016/: images/ and annotations/
-    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs, or volumes (.nii, .nii.gz);
+    masks        images/ and masks/, or SPLIT/images and SPLIT/masks, index or palette PNGs;
                  optional classes.txt with a name per line, and ignore.txt with the value of pixels without a label
     depth        images/ and depth/, 16-bit PNG (0: not measured; scale.txt: what they are divided by) or .npy
     labels       a CSV with titles path,NAME,NAME,... and 0 or 1 below each name: several labels for an image
@@ -30,7 +30,6 @@ a damaged one is an error (DataError, with its name) of that item only.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +37,13 @@ from pathlib import Path
 from torch import Tensor
 
 from unstride.data import classification, segmentation, targets
-from unstride.data.items import Item, Listing
+from unstride.data.items import Item, Listing, item_key
 from unstride.data.labels import Classes, legend, match
 from unstride.errors import DataError, OptionError, SpecError
 from unstride.models.libraries import close_to
-from unstride.procedure.meaning import TASKS as MEANING
+from unstride.storage.contents import FileDigests
+from unstride.storage.fingerprint import text_digest
+from unstride.tasks.tasks import TASKS as MEANING
 from unstride.views.images import Preprocess
 
 __all__ = ["KINDS", "TASKS", "Dataset", "Item", "load"]
@@ -50,7 +51,6 @@ __all__ = ["KINDS", "TASKS", "Dataset", "Item", "load"]
 KINDS = {**classification.KINDS, **segmentation.KINDS, **targets.KINDS}
 TASKS = dict.fromkeys(classification.KINDS, "classification") | dict.fromkeys(segmentation.KINDS, "segmentation")
 TASKS |= targets.TASKS
-_SMALL = 32 * 2**20  # bytes: up to here the fingerprint is of the contents
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,19 @@ class Dataset:
         image, target = self[index].read()
         return self.preprocess(image), target
 
-    def fingerprint(self) -> str:
-        """Of names, sizes and labels in their order, and of the contents where they are small; never of the path."""
-        items, digest = list(self), hashlib.sha256(repr((self.task, self.classes, self.listing.stamp)).encode())
-        small = sum(file.stat().st_size for item in items for file in item.files if file.is_file()) <= _SMALL
-        for item in items:
-            sizes = [file.stat().st_size if file.is_file() else None for file in item.files]
-            label = item.target if isinstance(item.target, int) else None
-            digest.update(repr((item.id, label, sizes)).encode())
-            for file in item.files if small else ():
-                digest.update(file.read_bytes() if file.is_file() else b"")
-        return digest.hexdigest()[:16]
+    def keys(self, digests: FileDigests | None = None) -> list[str]:
+        """What identifies each image with its target, whatever the path of the data set."""
+        digests = digests or FileDigests()
+        return [item_key(item, self.listing.stamp, digests) for item in self]
+
+    def files(self) -> Iterator[Path]:
+        """All files of the images and targets."""
+        return (file for item in self for file in item.files)
+
+    def fingerprint(self, digests: FileDigests | None = None) -> str:
+        """Of the images and targets in their order, by contents; never of the path."""
+        what = [self.task, self.classes, self.listing.stamp, self.keys(digests)]
+        return text_digest(what)[:16]
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, {self.task}, {len(self)} images, {len(self.classes) or 'unnamed'} classes)"

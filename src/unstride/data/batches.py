@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from unstride.data import Dataset
 from unstride.errors import DataError, InputError
-from unstride.graph.capture import check_images
-from unstride.storage.fingerprint import digest
+from unstride.storage.contents import FileDigests
+from unstride.storage.fingerprint import digest, text_digest
 from unstride.views.images import Preprocess
+from unstride.views.source import check_images
 
 NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them has, and what they are
     "multilabel": (2, "0 or 1 for each label, (B, K)"),
@@ -156,15 +157,14 @@ class FromBatches:
         self.ends: list[int] = []  # images up to and with each batch
         self._labels: list[int] = []  # where an image has one
         self.masks: list[Tensor] = []  # else the values that are in its mask
-        self._digest = hashlib.sha256()
+        self._keys: list[str] = []
         self.task = "classification"
         for images, labels in self._batches():
             self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
             self.task = self._asked or ("segmentation" if labels.ndim == 3 else "classification")
             self._labels += labels.tolist() if labels.ndim == 1 and self._asked is None else []
             self.masks += [mask.unique() for mask in labels] if self.task == "segmentation" else []
-            self._digest.update(repr((images.shape, images.dtype)).encode())
-            self._digest.update(digest({"images": images, "labels": labels}).encode())
+            self._keys += [digest({"x": x, "y": y})[:32] for x, y in zip(images, labels, strict=True)]
         if not self.ends or not self.ends[-1]:
             raise DataError("data: the batches hold no image")
         self._lock = threading.Lock()  # readers ahead of the network ask from several threads
@@ -208,5 +208,14 @@ class FromBatches:
         row = index - (self.ends[number - 1] if number else 0)
         return images[row], int(labels[row]) if labels.ndim == 1 else labels[row]
 
-    def fingerprint(self) -> str:
-        return self._digest.hexdigest()[:16]
+    def keys(self, digests: FileDigests | None = None) -> list[str]:
+        """What identifies each image with its label."""
+        return [text_digest([f"image {index}", key])[:32] for index, key in enumerate(self._keys)]
+
+    def files(self) -> Iterator[Path]:
+        """None: the images came as tensors."""
+        return iter(())
+
+    def fingerprint(self, digests: FileDigests | None = None) -> str:
+        """Of the images and labels in their order."""
+        return text_digest([self.task, self._keys])[:16]

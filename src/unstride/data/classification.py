@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from unstride.compat import import_torchvision
 from unstride.data.items import (
     Item,
     Listing,
@@ -27,7 +28,7 @@ from unstride.data.items import (
     of_arrays,
 )
 from unstride.errors import DataError
-from unstride.storage.archives import check_inflation
+from unstride.storage.files import check_inflation
 from unstride.views.images import images_below, open_image
 
 _HEADERS = ("path", "file", "filename", "image")
@@ -66,6 +67,7 @@ def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
 
 
 def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
+    import_torchvision()
     from timm.data import ImageNetInfo
 
     from unstride.models.libraries import imagenet_names
@@ -111,6 +113,7 @@ def _flat_imagenet(root: Path, meta: Path, index: dict[str, int]) -> list[tuple[
 
 
 def _flowers102(path: Path, split: str | None, classes: int | None) -> Listing:
+    import_torchvision()
     from torchvision.datasets import Flowers102
 
     split = choose(split, ("test", "train", "val"), "flowers102")
@@ -144,6 +147,7 @@ def _matlab(path: Path, key: str) -> list[int]:
 
 
 def _cifar(kind: str, path: Path, split: str | None, classes: int | None) -> Listing:
+    import_torchvision()
     from torchvision import datasets
 
     split = choose(split, ("test", "train"), kind)

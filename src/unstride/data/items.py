@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import DataError, OptionError
+from unstride.storage.contents import FileDigests, image_key
 from unstride.views.images import Array, is_image_name, open_image
-from unstride.views.volumes import Volume, is_volume_name, volume_stem
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Item:
     """An image and its target, both still to be decoded. `id` is stable: the path within the data set, or a number."""
 
     id: str
-    image: Callable[[], Image.Image | Volume]
+    image: Callable[[], Image.Image]
     target: int | Callable[[], Tensor]
     files: tuple[Path, ...] = ()
 
-    def read(self) -> tuple[Image.Image | Volume, int | Tensor]:
-        """RGB image, or a volume, and its class, its mask or map (H, W), or its labels or numbers (K,)."""
+    def read(self) -> tuple[Image.Image, int | Tensor]:
+        """RGB image and its class, its mask or map (H, W), or its labels or numbers (K,)."""
         image = self.image()
         if isinstance(self.target, int):
             return image, self.target
         mask = self.target()
-        size = image.size if isinstance(image, Volume) else (image.height, image.width)
+        size = (image.height, image.width)
         if mask.ndim > 1 and tuple(mask.shape) != size:
             masked, seen = (" x ".join(map(str, shape)) for shape in (mask.shape, size))
             raise DataError(
@@ -62,6 +62,26 @@ class Listing:
 
     def item(self, index: int) -> Item:
         return self.make(self.entries[index])
+
+
+def item_key(item: Item, stamp: str, digests: FileDigests) -> str:
+    """What identifies an image with its target: its id, the contents of its files, and how its label is read.
+
+    `stamp` stands for the contents of data that are in no files of their own.
+    """
+    files = [path for path in item.files if path.is_file()]
+    return image_key(item.files, digests, item.id, _described(item.target), "" if files else stamp)
+
+
+def _described(target: Any) -> Any:
+    """How a target is read, in plain values. What lies in files, or in the arrays of a whole data set, is not in it."""
+    if isinstance(target, partial):
+        return [_described(value) for value in target.args]
+    if isinstance(target, Tensor | np.ndarray):
+        return target.tolist() if target.ndim == 1 else list(target.shape)
+    if isinstance(target, list | tuple):
+        return [_described(value) for value in target]
+    return target if isinstance(target, int | float | str) else type(target).__name__
 
 
 def file_item(root: Path, entry: tuple[str, int]) -> Item:
@@ -99,26 +119,21 @@ def stamp(*arrays: Array) -> str:
 
 def paired(images: Path, targets: Path, wanted: Callable[[Path], bool]) -> list[tuple[Path, Path]]:
     """Each image of a folder with its file of another, matched by name; `wanted`: what is a target there."""
-    image_files, found = _by_stem(images, is_readable_image), _by_stem(targets, wanted)
+    image_files, found = _by_stem(images, is_image_name), _by_stem(targets, wanted)
     for stem in sorted(image_files.keys() ^ found.keys()):
         missing, there = (targets, image_files[stem]) if stem in image_files else (images, found[stem])
         raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
     return [(image_files[stem], found[stem]) for stem in sorted(image_files)]
 
 
-def is_readable_image(path: Path) -> bool:
-    return is_volume_name(path) or is_image_name(path)
-
-
 def _by_stem(root: Path, wanted: Callable[[Path], bool]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(filter(wanted, root.iterdir())):
-        stem = volume_stem(path) if is_volume_name(path) else path.stem
-        if stem in found:
+        if path.stem in found:
             raise DataError(
-                f"{path}: there is {found[stem].name}, too; image_files and their targets are matched by name"
+                f"{path}: there is {found[path.stem].name}, too; images and their targets are matched by name"
             )
-        found[stem] = path
+        found[path.stem] = path
     return found
 
 

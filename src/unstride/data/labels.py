@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unstride.compat import import_torchvision
 from unstride.data.items import Item, Listing, check_classes, check_labels
 from unstride.errors import DataError, OptionError
 from unstride.models.libraries import close_to, imagenet_names
@@ -64,6 +65,7 @@ class Classes:
     def _wnids(self) -> dict[str, int]:
         if self.names != imagenet_names():
             return {}
+        import_torchvision()
         from timm.data import ImageNetInfo
 
         return {wnid: i for i, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
@@ -88,12 +90,12 @@ def legend(listing: Listing) -> str:
     pairs = sorted(listing.meaning.items(), key=lambda pair: pair[1]) or [(name, k) for k, name in enumerate(classes)]
     if not pairs:
         return "labels: class numbers; the names of the classes are not known"
-    told = []
+    mapping = []
     for word, k in pairs[:_SHOWN]:
         name = f" ({classes[k]})" if k < len(classes) and classes[k] != word else ""
-        told.append(f"{word} is class {k}{name}")
+        mapping.append(f"{word} is class {k}{name}")
     more = f", ...; {len(pairs):,} in all" if len(pairs) > _SHOWN else ""
-    return f"labels: {', '.join(told)}{more}"
+    return f"labels: {', '.join(mapping)}{more}"
 
 
 Found = tuple[str, dict[str, int]]  # how the labels were matched (name, number or order), and the class of each

@@ -24,7 +24,6 @@ from unstride.data.items import (
 )
 from unstride.errors import DataError, OptionError
 from unstride.views.images import Array, open_image, open_mask
-from unstride.views.volumes import is_volume_name, open_volume, open_volume_mask
 
 IGNORE = 255
 _UNKNOWN = -1
@@ -51,7 +50,7 @@ _ADE_CLASSES = 150
 
 
 def _table(meaning: Mapping[int, int]) -> Array:
-    """{value in the file: class} -> array to look values up in, 0..255."""
+    """{value in the file: class} -> lookup table of values, 0..255."""
     table = np.full(256, _UNKNOWN, np.int64)
     for value, label in meaning.items():
         table[value] = label
@@ -59,7 +58,7 @@ def _table(meaning: Mapping[int, int]) -> Array:
 
 
 def _read_mask(path: Path, table: Array) -> Tensor:
-    values = open_volume_mask(path) if is_volume_name(path) else open_mask(path)
+    values = open_mask(path)
     inside = (values >= 0) & (values < len(table))
     labels = np.where(inside, table[np.where(inside, values, 0)], _UNKNOWN)
     if (labels == _UNKNOWN).any():
@@ -79,8 +78,7 @@ def _item(root: Path, tables: Mapping[str, Array], entry: tuple[str, str]) -> It
     """Entry (image, mask), both below root. The table is the one whose name the mask's file name ends with."""
     image, mask = root / entry[0], root / entry[1]
     table = next(table for ending, table in tables.items() if mask.name.endswith(ending))
-    opener = open_volume if is_volume_name(image) else open_image
-    return Item(entry[0], partial(opener, image), partial(_read_mask, mask, table), (image, mask))
+    return Item(entry[0], partial(open_image, image), partial(_read_mask, mask, table), (image, mask))
 
 
 def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -93,7 +94,10 @@ def _table(path: Path, split: str | None, kind: str, wanted: str) -> tuple[list[
 def _vectors(path: Path, rows: Sequence[tuple[str, list[str]]], check: Callable[[float], bool], wanted: str) -> Listing:
     """Rows of numbers -> items with a vector each."""
     entries: list[tuple[str, tuple[float, ...]]] = []
+    seen: dict[str, int] = {}
     for number, (file, cells) in enumerate(rows, 2):
+        if (first := seen.setdefault(os.path.realpath(path.parent / file), number)) != number:
+            raise DataError(f"{path}, row {number}: {file} is in row {first}, too; wanted each image once")
         try:
             values = tuple(float(cell) for cell in cells)
         except ValueError:
@@ -128,7 +132,7 @@ def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
     """A CSV of query,match: two images that belong together in each row, of a query as many rows as it has matches.
 
     A target is (its number, 1 where it is in the second column, the numbers of its matches, -1 for none): a query is
-    looked for among the images of the second column.
+    searched for among the images of the second column.
     """
     titles, rows = _table(path, split, "pairs", _PAIRS)
     if [title.lower() for title in titles] != ["match"]:

@@ -18,7 +18,7 @@ from unstride.demo import garments, photographs, scenes, tuned
 from unstride.demo.common import Say, percent
 from unstride.errors import UnstrideError
 from unstride.show.html import Block, Facts, Note, Section, Text, render_report
-from unstride.storage.outputs import write_whole
+from unstride.storage.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(out: Path, say: Say = lambda text: None) -> Iterator[Part]:
     sections += [Section(p.title, p.blocks) for p in done]
     page = render_report("unstride: the best that these networks can do, and its proof", sections, told)
     try:
-        write_whole(path, page.encode())
+        write_atomic(path, page.encode())
     except OSError as error:
         why = f"{path}: cannot be written ({error.strerror or error})"
         yield Part("report", "Report", skipped=why, blocks=(Note(why),))

@@ -15,7 +15,7 @@ from unstride.enhanced import Enhanced
 from unstride.errors import UnstrideError
 from unstride.evaluation import metrics
 from unstride.show.html import Block, Figure, Note, Table
-from unstride.storage.outputs import write_whole
+from unstride.storage.files import write_atomic
 
 BUDGET = 10  # of what is shown in detail
 
@@ -92,7 +92,7 @@ def drawn(path: Path, figure: Callable[[], Any], caption: str) -> Block:
     try:
         stream = io.BytesIO()
         figure().savefig(stream, format=path.suffix[1:])
-        write_whole(path, stream.getvalue())
+        write_atomic(path, stream.getvalue())
     except (UnstrideError, OSError) as error:
         return Note(f"Without this image: {error}")
     return Figure(stream.getvalue(), caption, f"{caption} ({path.name})")

@@ -15,7 +15,7 @@ from unstride import models
 from unstride import show as plots
 from unstride.demo.common import Say, drawn
 from unstride.errors import UnstrideError
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.show.answers import answer_of
 from unstride.show.html import Block, Table, Text, layer_table
 from unstride.show.photographs import Shown
@@ -54,7 +54,7 @@ PHOTOS = (
 STAGES = 5  # of the network, to its stride of 16: more cells than its last map has
 
 
-def dense_tower() -> Loaded:
+def dense_tower() -> LoadedModel:
     """The network without its last stages, for images of any size: a map of features that is worth looking at."""
     loaded = models.load(NETWORK)
     net: Any = loaded.model
@@ -119,7 +119,7 @@ def _table(photos: Iterable[Photo], shown: Iterable[Shown]) -> Table:
     return Table(
         ("photograph", "truth", "plain", "now", "", "cost", "by"),
         rows,
-        f"{NETWORK}: the plain look, and the mirrored one where the plain one is not sure. A handful of photographs "
+        f"{NETWORK}: the plain look, and the flipped one where the plain one is not sure. A handful of photographs "
         "shows what happens, not how good it is: for that see the tables above.",
     )
 

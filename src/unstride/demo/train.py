@@ -40,7 +40,7 @@ from unstride.sample.data import (
     Labels,
     load_fashion_mnist,
 )
-from unstride.sample.nets import Classifier, Segmenter
+from unstride.sample.nets import Classifier, SampleSegmenter
 from unstride.sample.scenes import compose_scenes
 
 SEED = 1
@@ -85,7 +85,7 @@ def train_segmentation(data: FashionMNIST, out: Path, epochs: int = 12) -> None:
     rng = _seeded()
     scenes, masks = compose_scenes(data.train_images, data.train_labels, TRAIN_SCENES, TRAIN_SCENE_SEED)
     held_scenes, held_masks = compose_scenes(data.fit_images, data.fit_labels, TEST_SCENES, TRAIN_SCENE_SEED)
-    model = Segmenter()
+    model = SampleSegmenter()
 
     def batch(chosen: Labels) -> tuple[Tensor, Tensor]:
         flip = torch.from_numpy(rng.random(len(chosen)) < 0.5)[:, None, None]

@@ -15,7 +15,7 @@ from unstride.demo import garments, scenes
 from unstride.demo.common import GAIN, Say, percent, result
 from unstride.enhanced import Enhanced
 from unstride.evaluation import metrics
-from unstride.recipe import get
+from unstride.recipe.presets import get
 from unstride.show.html import Block, Table, Text
 from unstride.tuning.page import frontier_chart
 from unstride.tuning.tune import tune

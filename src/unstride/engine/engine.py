@@ -1,23 +1,20 @@
 """Runs a graph for many states of many images: a prefix is computed once, suffixes run together in bounded batches."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.engine.bounds import is_wild, wild_inside
 from unstride.engine.movers import Batch, Rows
-from unstride.engine.segments import Cutter, Segment, as_it_is, batch_of, tensor_bytes
+from unstride.engine.segments import Cutter, Segment, batch_of, tensor_bytes, unchanged
 from unstride.engine.store import Key, Store
 from unstride.errors import CaptureError, OptionError
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph, gap, run_nodes, tolerance
-from unstride.graph.thin import Step, thinned
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
@@ -26,13 +23,11 @@ Request = tuple[int, State]  # (image, state)
 
 
 class Engine:
-    """`engine.start(images)` runs the plain network once; `run.add([(image, state), ...])` goes on from there.
+    """`engine.start(images)` runs the base model once; `run.add([(image, state), ...])` continues from there.
 
-    `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the plain network only.
-    `max_bytes` bounds stored prefixes and the chunk under way together (not below twice what the plain network needs
-    for the images): where they exceed it, prefixes are forgotten and made again. Results do not depend on it.
-    `held`: large maps are moved between their edges, as looks do it, see `geometry.natural`. `thin`: values that need
-    not be computed whole where `found` is uncut, see `graph.thin`.
+    `taps` are the nodes whose values are wanted for every state, `plain` those wanted for the base model only.
+    `pinned`: the edges of large maps stay where they are, see `geometry.edges`. The engine bounds its chunks itself
+    and halves them when memory runs out; results do not depend on it.
     """
 
     def __init__(
@@ -41,18 +36,13 @@ class Engine:
         found: Subsampling,
         taps: Sequence[Node],
         plain: Sequence[Node] = (),
-        max_bytes: int = UNBOUNDED,
-        run_segment: Callable[[nn.Module], nn.Module] = as_it_is,
-        held: bool = False,
-        thin: Mapping[Node, Step] | None = None,
+        run_segment: Callable[[nn.Module], nn.Module] = unchanged,
+        pinned: bool = False,
     ) -> None:
-        if max_bytes < 1:
-            raise OptionError(f"max_bytes: got {max_bytes}, wanted a positive number of bytes")
         self.graph, self.found, self.taps, self.plain = graph, found, tuple(taps), tuple(plain)
         on_cpu = graph.device.type == "cpu"
-        self.chunk_bytes, self.tensor_bytes = (min(max_bytes, CHUNK), TENSOR) if on_cpu else (max_bytes, UNBOUNDED)
-        self.cutter = Cutter(graph, found, run_segment, held=held, thin=thin or {})
-        self.tamed = any(n.meta.get("tame") for n in graph.fx.nodes)  # by `mark_tame`
+        self.chunk_bytes, self.tensor_bytes = (CHUNK, TENSOR) if on_cpu else (UNBOUNDED, UNBOUNDED)
+        self.cutter = Cutter(graph, found, run_segment, pinned=pinned)
         self.depth = len(found.layers)
         levels = range(self.depth + 1)
         self.as_trained = [self.cutter.segment(k, [*taps, *plain], moved=False) for k in levels]
@@ -62,13 +52,12 @@ class Engine:
             (a.inputs, a.outputs) == (m.inputs, m.outputs) for a, m in zip(self.as_trained, self.moved, strict=True)
         ]
         moves = [{k for s in found.shifts if found.level[s.node] == at for a in s.steps for k in a} for at in levels]
-        self.moved_by = [layers if ok else None for layers, ok in zip(moves, alike, strict=True)]
+        self.moved_by = [layers if same else None for layers, same in zip(moves, alike, strict=True)]
         self.plain_bytes = max(s.bytes_as_cut for s in self.as_trained)
-        self.max_bytes, self.bounded = max_bytes, max_bytes < UNBOUNDED
         sizes = [[tensor_bytes(self.cutter.shape(n), graph.dtype) for n in s.outputs] for s in self.moved]
         self.stored_bytes = [sum(level) for level in sizes]  # of one prefix at each level
-        kept = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
-        self.batches = {n: batch_of(n) for n in dict.fromkeys([*kept, *taps, *plain])}
+        stored = [n for s in [*self.as_trained, *self.moved] for n in [*s.inputs, *s.outputs]]
+        self.batches = {n: batch_of(n) for n in dict.fromkeys([*stored, *taps, *plain])}
 
         self._check_rows()
         self.roots = sorted({found.level[tap] for tap in taps})
@@ -78,18 +67,18 @@ class Engine:
         self.last_read_by = [{k for k in levels if last[k] == j and k not in self.roots} for j in levels]
 
     def _check_rows(self) -> None:
-        """A kept value must hold image after image along its batch dimension; where that is not plain, look."""
-        doubtful = {n: b for n, b in self.batches.items() if b != Batch(0, 1)}
-        if not doubtful:
+        """A stored value must have image after image along its batch dimension; where that is not obvious, test it."""
+        unclear = {n: b for n, b in self.batches.items() if b != Batch(0, 1)}
+        if not unclear:
             return
         graph = self.graph
         noise = torch.randn(2, graph.channels, *graph.size, generator=torch.Generator().manual_seed(0))
         images = noise.to(graph.device, graph.dtype)
         with torch.no_grad():
-            both = {n: value for n, value in run_nodes(graph, images) if n in doubtful}
+            both = {n: value for n, value in run_nodes(graph, images) if n in unclear}
             for n, value in run_nodes(graph, images[1:]):
-                if n in doubtful:
-                    b = doubtful[n]
+                if n in unclear:
+                    b = unclear[n]
                     second = both[n].narrow(b.dim, b.factor, b.factor)
                     if not gap(second, value) <= 50 * tolerance(value.dtype):
                         raise CaptureError(
@@ -98,15 +87,13 @@ class Engine:
                             "the op so that each image keeps its rows together."
                         )
 
-    def holding(self) -> "Engine":
+    def with_pinned_edges(self) -> "Engine":
         """The same, where the edges of large maps stay."""
-        return Engine(self.graph, self.found, self.taps, self.plain, self.max_bytes, self.cutter.run_segment, True)
+        return Engine(self.graph, self.found, self.taps, self.plain, self.cutter.run_segment, pinned=True)
 
-    def still(self) -> "Engine":
-        """The same for the plain network alone: in one piece, a few images at a time, and only what is read."""
-        run, found = self.cutter.run_segment, self.found.uncut()
-        thin = thinned(self.graph, [*self.taps, *self.plain]) if run is not as_it_is else {}
-        return Engine(self.graph, found, self.taps, self.plain, self.max_bytes, run, thin=thin)
+    def uncut(self) -> "Engine":
+        """The same for the base model alone, in one piece, a few images at a time."""
+        return Engine(self.graph, self.found.uncut(), self.taps, self.plain, self.cutter.run_segment)
 
     def closed(self, levels: Iterable[int]) -> set[int]:
         """`levels`, and those that later levels read besides them (the skips of a U-Net)."""
@@ -118,7 +105,7 @@ class Engine:
         return level not in self.roots and not any(level in needs for needs in self.needs[level + 2 :])
 
     def variant(self, level: int, states: Iterable[State]) -> Segment:
-        """What computes these states at this level: the plain network's ops where they move nothing there."""
+        """What computes these states at this level: the base model's ops where the states move nothing there."""
         layers = self.moved_by[level]
         still = layers is not None and not any(any(s.selections[k - 1]) for s in states for k in layers)
         return (self.as_trained if still else self.moved)[level]
@@ -151,23 +138,13 @@ class Engine:
 
         return most(0, 1)
 
-    def images_at_once(
-        self, layers: Iterable[int], budget: int, max_bytes: int | None, count: int | None = None
-    ) -> int:
-        """How many images may be under way together: what they hold must fit the memory bound, and not take more than
-        twice what the plain network needs for all `count` images.
+    def images_at_once(self, layers: Iterable[int], budget: int, count: int | None = None) -> int:
+        """How many images may be searched together: what they store is bounded, and takes at most twice what the base
+        model needs for all `count` images.
         """
         stored = self.prefix_bytes(layers, budget)
-        bound = TOGETHER if max_bytes is None else max_bytes
-        if count is not None:
-            bound = min(bound, 2 * count * self.plain_bytes)
+        bound = TOGETHER if count is None else min(TOGETHER, 2 * count * self.plain_bytes)
         return max(1, bound // (stored + self.plain_bytes), (bound - self.chunk_bytes) // max(1, stored))
-
-    def parts(self, requests: list[Request]) -> list[list[Request]]:
-        """Requests whose results are to be alive together: where memory is bounded, no more than a quarter of it."""
-        one = sum(tensor_bytes(self.found.trace.shapes[tap], self.graph.dtype) for tap in self.taps)
-        count = max(1, self.max_bytes // 4 // max(1, one))
-        return [requests[i : i + count] for i in range(0, len(requests), count)]
 
     def level_macs(self, level: int) -> int:
         """MACs of one more prefix at this level: the weight of a trie node."""
@@ -191,15 +168,11 @@ class Run:
     def __post_init__(self) -> None:
         engine, n, depth = self.engine, self.images.shape[0], self.engine.depth
         self.macs = [0] * n
-        self.wild = engine.tamed and is_wild(self.images)
-        # A chunk takes no more than the plain network needs for these images: memory does not grow with the states. Of
-        # volumes it may take two: torch has only a slow way for one, and packed convolutions gain a little.
+        # A chunk takes no more than the base model needs for these images: memory does not grow with the states. Of
+        # volumes it may take two: torch has only a slow kernel for one.
         least = 2 if len(engine.graph.size) == 3 else 1
         self.chunk_bytes = min(engine.chunk_bytes, max(n, least) * engine.plain_bytes)
-        self.room = max(engine.max_bytes, 2 * n * engine.plain_bytes)
-        self.store = Store(depth, engine.batches, apart=engine.bounded)
-        self.ahead: dict[Key, int] = {}
-        self.answered = 0  # bytes of results of the requests under way
+        self.store = Store(depth, engine.batches)
         self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
         zero = State.zero(depth, len(engine.graph.size))
@@ -217,13 +190,10 @@ class Run:
             if level not in kept:
                 self.store.forget(level, list(self.store.levels[level]))
 
-    def add(
-        self, requests: Sequence[Request], keep: Iterable[int] | None = None, ahead: Iterable[Key] = ()
-    ) -> tuple[Tensor, ...]:
+    def add(self, requests: Sequence[Request], keep: Iterable[int] | None = None) -> tuple[Tensor, ...]:
         """Values of the taps for each (image, state), in order: one tensor (len(requests), ...) per tap.
 
-        `keep`: levels whose prefixes later requests will start from (all by default). `ahead`: prefixes that are likely
-        to be started from, the likeliest first: where memory is short they stay longest.
+        `keep`: levels whose prefixes later requests will start from (all by default).
         """
         engine = self.engine
         for image, state in requests:
@@ -232,94 +202,34 @@ class Run:
             if engine.depth:
                 engine.found.space.parse(state)
             elif not state.plain:
-                raise OptionError(f"state {state}: this engine computes only what the plain network reads")
-        self.ahead, self.answered = {key: place for place, key in enumerate(ahead)}, 0
-        if keep is None:
-            return self._add(requests, set(), forget=False)
-        passing = {*range(1, engine.depth + 1)} - engine.closed(keep)
-        return self._add(requests, passing, forget=True)
-
-    def _add(self, requests: Sequence[Request], passing: set[int], forget: bool) -> tuple[Tensor, ...]:
-        """Compute what is missing, in parts where it would not fit. Levels that are `passing` need not be kept."""
-        engine = self.engine
-        todo, read = self._missing(requests)
-        if engine.bounded and len(requests) > 1 and self.answered + self._most(todo, read) > self.room:
-            half = len(requests) // 2
-            parts = [self._add(part, passing, forget) for part in (requests[:half], requests[half:])]
-            return tuple(
-                torch.cat(values, engine.batch(tap).dim)
-                for tap, values in zip(engine.taps, zip(*parts, strict=True), strict=True)
-            )
+                raise OptionError(f"state {state}: this engine computes only the base model")
+        passing = set() if keep is None else {*range(1, engine.depth + 1)} - engine.closed(keep)
+        todo = self._missing(requests)
         for level in range(1, engine.depth + 1):
             keys = sorted(todo[level], key=lambda key: (key[1], key[0]))  # rows that move alike lie together
             if keys:
-                self._make_room(self._chunk_bytes(level, len(keys)), level, read, passing)
                 self._level(level, keys, [todo[level][k] for k in keys])
             for done in passing & engine.last_read_by[level]:
                 self.store.forget(done, todo[done])
-            if forget:
+            if keep is not None:
                 self._forget_parents(level - 1, keys)
         out = tuple(self._rows(tap, requests).gather() for tap in engine.taps)
-        self.answered += sum(value.nbytes for value in out)
         for level in passing:
             self.store.forget(level, todo[level])
         return out
 
-    def _missing(self, requests: Sequence[Request]) -> tuple[list[dict[Key, State]], dict[Key, int]]:
-        """What must be computed at each level, and of every prefix that is read, stored or not, the level that reads
-        it last.
-        """
-        depth = self.engine.depth
-        todo: list[dict[Key, State]] = [{} for _ in range(depth + 1)]
-        read: dict[Key, int] = {}
+    def _missing(self, requests: Sequence[Request]) -> list[dict[Key, State]]:
+        """What must be computed at each level."""
+        todo: list[dict[Key, State]] = [{} for _ in range(self.engine.depth + 1)]
         for image, state in requests:
-            open_levels = [(root, depth + 1) for root in self.engine.roots]
+            open_levels = list(self.engine.roots)
             while open_levels:
-                level, reader = open_levels.pop()
+                level = open_levels.pop()
                 key = (image, state.selections[:level])
-                read[key] = max(reader, read.get(key, 0))
                 if (level, key) not in self.store and key not in todo[level]:
                     todo[level][key] = state
-                    open_levels += [(low, level) for low in self.engine.needs[level]]
-        return todo, read
-
-    def _chunk_bytes(self, level: int, count: int) -> int:
-        """What `count` prefixes of this level take when all are done and the last chunk is still under way."""
-        variants, stored = self.engine.variants(level), self.engine.stored_bytes[level]
-        together = min(count, self._rows_at_once(variants))
-        one = max(s.bytes for s in variants)
-        one = max(one, 2 * stored) if together > 1 else one  # several are put apart by copying
-        return together * one + (count - together) * stored
-
-    def _most(self, todo: list[dict[Key, State]], read: dict[Key, int]) -> int:
-        """The most bytes that are alive at once on the way through the levels, if nothing is kept that is not read."""
-        depth, sizes = self.engine.depth, self.engine.stored_bytes
-        change = [0] * (depth + 3)
-        for key, reader in read.items():
-            level = len(key[1])
-            change[level + 1 if key in todo[level] else 1] += sizes[level]
-            change[reader + 1] -= sizes[level]
-        alive = most = 0
-        for level in range(1, depth + 1):
-            alive += change[level]
-            most = max(most, alive + (self._chunk_bytes(level, len(todo[level])) if todo[level] else 0))
-        return most
-
-    def _make_room(self, size: int, now: int, read: dict[Key, int], passing: set[int]) -> None:
-        """Forget prefixes that no level from `now` on reads until `size` more bytes fit: passing levels first, then
-        those where a byte holds little work, there the least likely. Who asks for one later has it computed again.
-        """
-        room = self.room - self.answered - size
-        if self.store.bytes <= room:
-            return
-        engine = self.engine
-        levels = [level for level in range(1, engine.depth + 1) if engine.stored_bytes[level]]
-        for level in sorted(levels, key=lambda k: (k not in passing, engine.level_macs(k) / engine.stored_bytes[k])):
-            unread = [key for key in self.store.levels[level] if read.get(key, 0) < now]
-            for key in sorted(unread, key=lambda key: -self.ahead.get(key, len(self.ahead))):
-                self.store.forget(level, [key])
-                if self.store.bytes <= room:
-                    return
+                    open_levels += self.engine.needs[level]
+        return todo
 
     def _count_children(self, made: Iterable[Key]) -> None:
         for image, path in made:
@@ -335,8 +245,7 @@ class Run:
 
     # -- one level
     def _rows_at_once(self, variants: Sequence[Segment]) -> int:
-        copied = 2 * self.engine.stored_bytes[variants[0].level] if self.store.apart else 0
-        fit = self.chunk_bytes // max(copied, *(s.bytes for s in variants))
+        fit = self.chunk_bytes // max(s.bytes for s in variants)
         return max(1, min(fit, self.engine.tensor_bytes // max(1, *(s.largest for s in variants))))
 
     def _level(self, level: int, keys: list[Key], states: list[State], plain: bool = False) -> None:
@@ -365,13 +274,13 @@ class Run:
                 continue
             end = done + len(requests)
             self.store.put(level, keys[done:end], dict(zip(variant.outputs, outputs, strict=True)))
-            del outputs  # where rows are put apart, the next chunk has its place
+            del outputs
             done = end
 
     def _chunk(self, requests: list[Request], rows: dict[Node, Rows], segment: Segment) -> tuple[Tensor, ...]:
         some = {n: Rows(r.places[: len(requests)], r.batch) for n, r in rows.items()}
         values = [some[n] if n in segment.lazy else some[n].gather() for n in segment.inputs]
-        with torch.no_grad(), wild_inside() if self.wild else nullcontext():
+        with torch.no_grad():
             return segment(len(requests), [state for _, state in requests], values)
 
     def _rows(self, n: Node, requests: Sequence[Request]) -> Rows:

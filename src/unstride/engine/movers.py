@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unstride.geometry.grids import border_index, held_pieces
+from unstride.geometry.grids import border_index, pinned_pieces
 from unstride.geometry.layers import Shift
-from unstride.geometry.positions import Site, Window
+from unstride.geometry.positions import OpWindow, Site
 from unstride.geometry.states import State
 from unstride.graph.ops import op_name
 
 _FILL = {"max_pool": float("-inf")}
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a value
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by dimensions of a value
 AVG_POOL: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -71,11 +71,11 @@ class Mover(nn.Module):
         self, shift: Shift, batch: Batch, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]
     ) -> None:
         super().__init__()
-        self.shift, self.batch, self.hold = shift, batch, shift.hold
+        self.shift, self.batch, self.pinned = shift, batch, shift.pinned
         site = shift.site
         self.fill = _FILL.get(site.kind, 0.0) if site is not None else 0.0
         self.mode = site.mode if site is not None else "constant"
-        if site is not None and (site.kind == "resize" or _misses(site, extent, out_size, stride)):
+        if site is not None and (site.kind == "resize" or _may_miss_the_map(site, extent, out_size, stride)):
             self.mode = "replicate"
         self.windows = site.windows if site is not None else None
         # what is moved: dimensions of the operand, and the axis along each
@@ -119,8 +119,8 @@ class Mover(nn.Module):
 
     def _copy(self, x: Tensor, out: Tensor, start: Sequence[int], dims: Sequence[int | None]) -> None:
         """out[n] = x[start + n] where that exists, the fill elsewhere; only the uncovered border is filled."""
-        if self.hold is not None:
-            self._hold(x, out, start, dims)
+        if self.pinned is not None:
+            self._copy_pinned(x, out, start, dims)
             return
         for a, d in enumerate(dims):
             if d is None:
@@ -138,10 +138,10 @@ class Mover(nn.Module):
             x = x.narrow(d, start[a] + first, last - first)
         out.copy_(x)
 
-    def _hold(self, x: Tensor, out: Tensor, by: Sequence[int], dims: Sequence[int | None]) -> None:
-        assert self.hold is not None
+    def _copy_pinned(self, x: Tensor, out: Tensor, by: Sequence[int], dims: Sequence[int | None]) -> None:
+        assert self.pinned is not None
         along = [
-            [(d, piece) for piece in held_pieces(by[a], x.shape[d], self.hold[a])]
+            [(d, piece) for piece in pinned_pieces(by[a], x.shape[d], self.pinned[a])]
             for a, d in enumerate(dims)
             if d is not None
         ]
@@ -171,7 +171,7 @@ class Mover(nn.Module):
         return f"{self.shift.node.name} <- {self.shift.operand.name}"
 
 
-def _misses(site: Site, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]) -> bool:
+def _may_miss_the_map(site: Site, extent: Sequence[int], out_size: Sequence[int], stride: Sequence[int]) -> bool:
     """Whether a moved window of a max pool may see nothing of the map: its -inf would soon be NaN.
 
     A map that goes on beyond its edge has the same maxima in all other windows, which hold the cell at the edge.
@@ -186,13 +186,13 @@ def _misses(site: Site, extent: Sequence[int], out_size: Sequence[int], stride: 
     return False
 
 
-def lies_last(x: Tensor) -> bool:
+def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of a cell lie together, and not the cells of a channel."""
-    return x.ndim in LAST and x.is_contiguous(memory_format=LAST[x.ndim]) and not x.is_contiguous()
+    return x.ndim in CHANNELS_LAST and x.is_contiguous(memory_format=CHANNELS_LAST[x.ndim]) and not x.is_contiguous()
 
 
 def empty_like(shape: list[int], like: Tensor) -> Tensor:
-    layout = LAST[like.ndim] if lies_last(like) else torch.contiguous_format
+    layout = CHANNELS_LAST[like.ndim] if is_channels_last(like) else torch.contiguous_format
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
 
 
@@ -242,7 +242,7 @@ class MovedAvgPool(nn.Module):
         return mean / share.unsqueeze(1).repeat_interleave(x.shape[0] // len(states), 0)
 
 
-def _counts(w: Window, s: int, size: int, stride: int, out: int, extent: int, count_pad: bool) -> Tensor:
+def _counts(w: OpWindow, s: int, size: int, stride: int, out: int, extent: int, count_pad: bool) -> Tensor:
     """How many elements each window counts: the padded extent goes on with the state, so s = 0 is torch's own rule."""
     start = torch.arange(out) * stride - w.start + s
     end = torch.minimum(start + size, torch.tensor(extent + w.start + max(s, 0)))

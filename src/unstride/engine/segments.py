@@ -1,7 +1,7 @@
 """Cut a graph at its layers: one small module per level, in two variants (as trained, and with moved operands)."""
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,17 +13,15 @@ from torch.fx import GraphModule, Node
 
 from unstride.engine.movers import Batch, MovedAvgPool, Mover, Rows, for_each, stride_of
 from unstride.errors import CaptureError
+from unstride.geometry.edges import pinned_edges
 from unstride.geometry.layers import Shift, Subsampling
-from unstride.geometry.natural import held
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
-from unstride.graph.thin import Step, conv_stride, is_conv, reads
-
-_END = 2**63 - 1  # of a slice that goes on to the end of its axis
 
 
-def as_it_is(module: nn.Module) -> nn.Module:
+def unchanged(module: nn.Module) -> nn.Module:
+    """The module itself: a segment that is not rewritten."""
     return module
 
 
@@ -47,18 +45,17 @@ class Segment:
 
 @dataclass(eq=False)
 class Cutter:
-    """Builds segments of a graph for a set of wanted nodes. `held`: as looks move it, see `geometry.natural`.
+    """Builds segments of a graph for a set of wanted nodes. `pinned`: see `geometry.edges`.
 
-    `thin`: for the plain network alone, values of which only some cells are computed, see `graph.thin`.
+    Of a live graph, whatever is computed from its parameters and buffers is computed again at every call.
     """
 
     graph: Graph
     found: Subsampling
-    run_segment: Callable[[nn.Module], nn.Module] = as_it_is
+    run_segment: Callable[[nn.Module], nn.Module] = unchanged
     root: nn.Module = field(default_factory=nn.Module)
     folded: dict[Node, Any] = field(default_factory=dict)
-    held: bool = False
-    thin: Mapping[Node, Step] = field(default_factory=dict)
+    pinned: bool = False
 
     def __post_init__(self) -> None:
         self.kind: dict[Node, str] = {}
@@ -66,7 +63,7 @@ class Cutter:
             if n is self.graph.image:
                 self.kind[n] = "data"
             elif n.op == "placeholder":
-                self.kind[n] = "static"
+                self.kind[n] = "live" if self.graph.is_live else "static"
                 self._fold(n, self.graph.constants.get(n.name))
             elif n.op == "call_function":
                 self.kind[n] = self._kind(n)
@@ -76,16 +73,18 @@ class Cutter:
                         self._fold(n, n.target(*args, **kwargs))
 
     def _fold(self, n: Node, value: Any) -> None:
-        self.folded[n] = value
         if isinstance(value, Tensor):
+            value = value if self.graph.is_live else value.detach()
             self.root.register_buffer(_attribute(n), value, persistent=False)
+        self.folded[n] = value
 
     def _kind(self, n: Node) -> str:
         if isinstance(n.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat):
             return "size"
         if n in self.graph.from_image:
             return "data"
-        return "static" if all(self.kind[i] == "static" for i in n.all_input_nodes) else "sized"
+        kinds = {self.kind[i] for i in n.all_input_nodes}
+        return "static" if kinds <= {"static"} else "sized" if kinds & {"sized", "size"} else "live"
 
     def segment(self, level: int, wanted: Iterable[Node], moved: bool, start: Iterable[Node] = ()) -> Segment:
         """Ops of `level` that `wanted` needs; `wanted` may lie on any level, `start` are values taken as given."""
@@ -105,12 +104,12 @@ class Cutter:
         later = {
             n for n in self.graph.fx.nodes if n in needed and self.kind.get(n) == "data" and self.found.level[n] > level
         }
-        # What was computed as trained is read again by moved ops, which may look behind a pad.
+        # What was computed as trained is read again by moved ops, which may read the value before a pad.
         feeds_later = {i for n in later for i in _reads(n, self.moves(n))}
         if not moved:
             feeds_later |= {i for n in later for i in n.all_input_nodes}
         outputs = tuple(n for n in own if n in wanted or n in feeds_later)
-        builder = Builder(self, moved, apart=bool(given))
+        builder = Builder(self, moved)
         inputs, lazy = builder.build(own, inside, outputs)
         macs = sum(self.found.trace.macs.get(n, 0) for n in own)
         cut = GraphModule(self.root, builder.out, f"Level{level}")
@@ -126,24 +125,21 @@ class Cutter:
         return size + 8 * size // self.graph.dtype.itemsize if "max_pool" in op_name(n) else size
 
     def shape(self, n: Node) -> Any:
-        """Of a value as it is computed, of one image."""
-        whole: Any = self.found.trace.shapes.get(n)
-        if n not in self.thin:
-            return whole
-        return (*whole[:2], *(-(-size // step) for size, step in zip(whole[2:], self.thin[n], strict=True)))
+        """Of a value, of one image."""
+        return self.found.trace.shapes.get(n)
 
     def moves(self, n: Node) -> dict[Node, Shift]:
-        """By operand. A strided op whose operand's edge is held reads it as it always does: it has no site."""
+        """By operand. A strided op whose operand's edges are pinned reads it as it always does: it has no site."""
         return {s.operand: self._as_moved(s) for s in self.found.shifts if s.node is n}
 
     def _as_moved(self, s: Shift) -> Shift:
-        hold = held(s.site, self.graph.image, s.grid.size) if self.held and s.site is not None else None
-        return s if hold is None else replace(s, site=None, hold=hold)
+        pinned = pinned_edges(s.site, self.graph.image, s.grid.size) if self.pinned and s.site is not None else None
+        return s if pinned is None else replace(s, site=None, pinned=pinned)
 
 
 class Builder:
-    def __init__(self, cutter: Cutter, moved: bool, apart: bool = False) -> None:
-        self.c, self.moved, self.apart = cutter, moved, apart
+    def __init__(self, cutter: Cutter, moved: bool) -> None:
+        self.c, self.moved = cutter, moved
         self.out = FxGraph()
         self.env: dict[Node, Node] = {}
 
@@ -168,8 +164,6 @@ class Builder:
         for n in own:
             self.env[n] = self._copy(n, moves[n])
             self.env[n].meta = {**n.meta, "bytes": self.c.size(n)}
-            if self.apart:  # reads what was made of many states, of which nothing is known
-                self.env[n].meta.pop("tame", None)
         self.out.output(tuple(self.env[n] for n in outputs))
         return tuple(inputs), frozenset(s for s, lazy in inputs.items() if lazy)
 
@@ -177,12 +171,12 @@ class Builder:
         if n in self.env:
             return self.env[n]
         kind = self.c.kind[n]
-        if kind == "static":
+        if kind == "static" or (kind == "live" and n.op == "placeholder"):
             folded = self.c.folded[n]
             self.env[n] = self.out.get_attr(_attribute(n)) if isinstance(folded, Tensor) else folded
         elif kind == "size":
             self.env[n] = self._size(sympy.sympify(n.meta["val"].node.expr))
-        else:  # sized: depends on the number of rows alone, so each segment makes its own
+        else:  # sized or live: made of the number of rows and of live tensors alone, so each segment makes its own
             self.env[n] = self.out.node_copy(n, self._value)
         return self.env[n]
 
@@ -212,32 +206,7 @@ class Builder:
         site = next((s for s in moves.values() if s.site is not None and s.site.windows is not None), None)
         if site is not None and site.site is not None:
             return self._window_op(n, site, swap[site.operand])
-        if not moves and self.c.thin:
-            return self._thin(n)
         return self.out.node_copy(n, lambda i: swap.get(i) or self._value(i))
-
-    def _thin(self, n: Node) -> Node:
-        """The op for the cells that are read, of operands that may have more or fewer cells than it reads."""
-        whole = (1,) * len(self.c.graph.size)
-        own = self.c.thin.get(n, whole)
-        if is_conv(self.c.graph, n):
-            had = self.c.thin.get(n.all_input_nodes[0], whole)
-            skip = [s * t // h for s, t, h in zip(conv_stride(n, len(own)), own, had, strict=True)]
-            args = [self._value(a) if isinstance(a, Node) else a for a in [*n.args, *(None, None)[len(n.args) - 2 :]]]
-            return self.out.call_function(n.target, (*args[:3], skip, *args[4:]))  # type: ignore[arg-type]
-        read = reads(self.c.graph, n, own)
-        return self.out.node_copy(n, lambda i: self._sliced(i, read))
-
-    def _sliced(self, i: Node, read: Step) -> Any:
-        """Every `read`-th cell of a value that may be thin itself."""
-        value = self._value(i)
-        if self.c.kind[i] != "data":
-            return value
-        for axis, (step, had) in enumerate(zip(read, self.c.thin.get(i, (1,) * len(read)), strict=True)):
-            if step != had:
-                value = self.out.call_function(torch.ops.aten.slice.Tensor, (value, 2 + axis, 0, _END, step // had))
-                value.meta = {**i.meta, "bytes": 0}
-        return value
 
     def _mover(self, n: Node, source: Node, shift: Shift) -> Mover:
         shapes = self.c.found.trace.shapes

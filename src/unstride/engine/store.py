@@ -21,33 +21,23 @@ class _Block:
     keys: dict[Key, int]
     rows: int
 
-    @property
-    def bytes(self) -> int:
-        return sum(v.nbytes for v in self.values.values())
-
 
 class Store:
     """`store.put(level, keys, values)`, then `store.place(level, key, node)` -> (tensor, row).
 
-    `bytes` is what the tensors take. Rows that were computed together are not forgotten together, so a tensor is copied
-    into a smaller one when half of its rows are; where memory is short, `apart` gives each row its own from the start.
+    Rows that were computed together are not forgotten together, so a tensor is copied into a smaller one when half of
+    its rows are.
     """
 
-    def __init__(self, depth: int, batches: dict[Node, Batch], apart: bool = False) -> None:
+    def __init__(self, depth: int, batches: dict[Node, Batch]) -> None:
         self.levels: list[dict[Key, _Block]] = [{} for _ in range(depth + 1)]
-        self.batches, self.apart = batches, apart
-        self.bytes = 0
+        self.batches = batches
 
     def __contains__(self, at: tuple[int, Key]) -> bool:
         return at[1] in self.levels[at[0]]
 
     def put(self, level: int, keys: list[Key], values: dict[Node, Tensor]) -> None:
         block = _Block(values, {key: row for row, key in enumerate(keys)}, len(keys))
-        if self.apart and len(keys) > 1:
-            for row, key in enumerate(keys):
-                self.put(level, [key], self._some(block, [row]))
-            return
-        self.bytes += block.bytes
         self.levels[level].update(dict.fromkeys(keys, block))
 
     def place(self, level: int, key: Key, node: Node) -> tuple[Tensor, int]:
@@ -62,10 +52,8 @@ class Store:
                 del block.keys[key]
                 touched[id(block)] = block
         for block in touched.values():
-            if len(block.keys) * 2 <= block.rows:
-                self.bytes -= block.bytes
-                if block.keys:
-                    self.put(level, list(block.keys), self._some(block, block.keys.values()))
+            if block.keys and len(block.keys) * 2 <= block.rows:
+                self.put(level, list(block.keys), self._some(block, block.keys.values()))
 
     def _some(self, block: _Block, rows: Iterable[int]) -> dict[Node, Tensor]:
         out = {}

@@ -28,10 +28,9 @@ from unstride.evaluation.pacing import LEAST, paced
 from unstride.evaluation.runner import own_budgets
 from unstride.graph.capture import check_images
 from unstride.procedure.gates import Stage
-from unstride.recipe import Recipe
+from unstride.recipe import Recipe, policies
 from unstride.storage.progress import progress as show_progress
 from unstride.tta import TTA
-from unstride.views import policies
 
 GROWTH = (1, 4, 16, 64, 256)  # states
 _MARGIN = 8 / 7  # views are cropped out of images of 256 px where the model takes 224

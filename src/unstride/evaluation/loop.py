@@ -3,10 +3,11 @@ r"""`evaluate(model, data)`: what unstride gains on labelled images and what tha
     rows = unstride.evaluate("sample", "sample", budgets=(1, 4, 10), limit=200)
     rows[-1].metrics["top1"], rows[-1].gain["low"], rows[-1].verdict
 
-With `out`, a run that was killed goes on where it was: images are worked off in shards, and each finished shard is a
-file. Under torchrun the shards are dealt to the processes (`out` must be a folder that all of them see); the numbers
-are those of one process with as many threads, because everything is computed from the scores of the single images, in
-their order. One machine, and several (the same command on each; HOST is one of them):
+With `out`, a run that was killed goes on where it was: the scores of each finished batch are kept in `out`/cache, and
+also serve evaluations of other images. Under torchrun the images are dealt to the processes (`out` must be a folder
+that all of them see); the numbers are those of one process with as many threads, because everything is computed from
+the scores of the single images, in their order. One machine, and several (the same command on each; HOST is one of
+them):
 
     torchrun --nproc-per-node 2 --max-restarts 3 -m unstride evaluate SPEC --data DATA --out FOLDER
     torchrun --nnodes 2 --nproc-per-node 4 --max-restarts 3 --rdzv-backend c10d --rdzv-id RUN \
@@ -16,9 +17,6 @@ their order. One machine, and several (the same command on each; HOST is one of 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import re
 import sys
 import tempfile
 import time
@@ -36,27 +34,29 @@ from unstride.data.batches import FromBatches
 from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
+from unstride.evaluation.identity import CACHE, describe_run, file_digests, first_image, run_key
 from unstride.evaluation.measures import measure_of
 from unstride.evaluation.metrics import check_mask
 from unstride.evaluation.page import check_report, write_report
-from unstride.evaluation.rows import Row, append_rows, read_rows, versions
-from unstride.evaluation.runner import Runner, check_budgets, describe, make_tta, own_budgets
+from unstride.evaluation.rows import Row, append_rows, read_rows
+from unstride.evaluation.runner import Runner, check_budgets, make_tta, own_budgets
 from unstride.evaluation.shards import Shard
 from unstride.evaluation.summary import summarise
 from unstride.evaluation.words import doubts
 from unstride.evaluation.work import Job, work
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.models import load as load_model
-from unstride.models.tasks import told_task
+from unstride.models.tasks import library_task
 from unstride.models.weights import place
 from unstride.procedure.gates import Stage
 from unstride.procedure.meaning import task_named
-from unstride.recipe.files import read, to_data
-from unstride.recipe.recipe import SEARCH
+from unstride.recipe.files import read
 from unstride.recipe.saving import task_said
+from unstride.storage.cache import Cache
 from unstride.storage.distributed import launched, world
-from unstride.storage.fingerprint import digest, fingerprint
-from unstride.storage.outputs import check_folder
+from unstride.storage.files import check_folder
+from unstride.storage.fingerprint import text_digest
+from unstride.storage.provenance import provenance
 from unstride.tta import TTA, methods
 from unstride.views.images import Preprocess
 
@@ -64,7 +64,7 @@ CURVE = (1, 4, 10, 15)  # states per image of the paper's search
 
 
 def evaluate(
-    model: str | Loaded | nn.Module,
+    model: str | LoadedModel | nn.Module,
     data: str | Dataset | Iterable[Any],
     budgets: Sequence[int] | None = None,
     *,
@@ -89,7 +89,7 @@ def evaluate(
     data       a name (see unstride.data), a Dataset, or batches of (images, labels) as the model takes them, such as
                a DataLoader that does not shuffle; a module of your own needs one of the last two
     tta        "flip", "POLICY:VIEWS" (such as "standard:15"), the file of a fitted TTA, or a TTA
-    out        folder for `rows.jsonl` and the shards; without it nothing is kept
+    out        folder for `rows.jsonl` and the cache; without it nothing is kept
     report     file for a self-contained page (.html): the curves, the cost, the images that changed, the layers
     budgets    states per image of the paper's search; 1, 4, 10 and 15 of recipe="paper", otherwise the recipe's own
     options    what `enhance` takes: recipe, criterion, aggregate, layers, order, ...; a recipe with stages of looks
@@ -103,7 +103,7 @@ def evaluate(
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'")
     if isinstance(model, str):
         model = load_model(model, weights)
-    if not isinstance(model, Loaded | nn.Module):
+    if not isinstance(model, LoadedModel | nn.Module):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, a module or what models.load gives")
     if task in (None, "auto") and task_said(options.get("recipe")) == "embedding":
         task = "embedding"  # labels by one class serve two tasks, and say the other one
@@ -120,10 +120,10 @@ def evaluate(
     asked = check_budgets(own_budgets(better, CURVE)) if budgets is None else asked
     views, wide = _views(tta, tta_method, better, dataset.preprocess, seed)
     job = Job(Runner(better, asked, views), dataset, wide, batch_size or by.batch, seed)
-    about = _about(job)
-    run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    named = {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": dataset.name, "run": run}
-    named["options"] = {**about["options"], "recipe": better.recipe.name}
+    digests = file_digests(job, out, progress)
+    about = describe_run(job, job.dataset.fingerprint(digests))
+    run = text_digest(about)[:16]
+    named = {**about, **_names(model, job), "run": run}
     if progress and launched().leads:
         print(dataset.legend, file=sys.stderr)
     with ExitStack() as stack:
@@ -132,11 +132,11 @@ def evaluate(
             raise OptionError("the processes disagree on the model, the data or the options; start all of them alike")
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         read_rows(folder / "rows.jsonl")  # a file that cannot take rows is better found now than after the work
-        shards = work(job, folder / "shards" / run, run, us, progress)
+        shards = work(job, Cache.open(folder / CACHE, run_key(job, about)), job.dataset.keys(digests), us, progress)
         rows: list[Row] = []
         if us.leads:
             whole = Shard.joined(shards)
-            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, {**about, **named}))
+            rows = append_rows(folder / "rows.jsonl", _rows(job, whole, shards, named))
             for doubt in doubts(rows):
                 warnings.warn(doubt, UnstrideWarning, stacklevel=2)
             if report is not None:
@@ -200,18 +200,18 @@ def _views(
     return tta, wide
 
 
-def asked_task(model: Loaded | nn.Module, task: str | None) -> str | None:
+def asked_task(model: LoadedModel | nn.Module, task: str | None) -> str | None:
     """What the user says, otherwise what the model is known to be for; None leaves it to the data."""
     if task not in (None, "auto"):
         return task_named(task).name
-    module = model.model if isinstance(model, Loaded) else model
+    module = model.model if isinstance(model, LoadedModel) else model
     if isinstance(module, Enhanced):
         return module.task
-    return (model.task if isinstance(model, Loaded) else None) or told_task(module)
+    return (model.task if isinstance(model, LoadedModel) else None) or library_task(module)
 
 
 def dataset_of(
-    model: Loaded | nn.Module,
+    model: LoadedModel | nn.Module,
     data: str | Dataset | Iterable[Any],
     limit: int | None,
     split: str | None,
@@ -237,10 +237,10 @@ def dataset_of(
 
 
 def _named_data(
-    model: Loaded | nn.Module, data: str, asked: str | None, limit: int | None, split: str | None
+    model: LoadedModel | nn.Module, data: str, asked: str | None, limit: int | None, split: str | None
 ) -> Dataset:
     """KIND:PATH as this model takes it, with its class numbers for labels."""
-    if not isinstance(model, Loaded):
+    if not isinstance(model, LoadedModel):
         raise OptionError(
             f"data: got the name {data!r} with a module, whose preprocessing is not known; "
             "load the data with unstride.data.load(name, preprocess), or the model with unstride.models.load(spec)"
@@ -254,31 +254,31 @@ def _named_data(
     return load_data(data, model.for_task(task).preprocess, split, limit, classes=labels)
 
 
-def check_task(model: Loaded | nn.Module, task: str | None, dataset: Dataset | FromBatches) -> None:
+def check_task(model: LoadedModel | nn.Module, task: str | None, dataset: Dataset | FromBatches) -> None:
     """What the user says, and what the model is for, must be what the data is labelled for."""
     if task not in (None, "auto"):
         if task_named(task).name != dataset.task:
             raise OptionError(f"task is {task!r}, but {dataset.name} is labelled for {dataset.task}")
-    elif isinstance(model, Loaded) and model.task not in (None, dataset.task):
+    elif isinstance(model, LoadedModel) and model.task not in (None, dataset.task):
         scores = ("classification", "multilabel", "regression")  # one head (B, K): the data say what it was trained for
         if not (model.task in scores and dataset.task in scores):
             raise OptionError(f"{model.spec} is for {model.task}, but {dataset.name} is labelled for {dataset.task}")
 
 
 def _enhanced(
-    model: Loaded | nn.Module,
+    model: LoadedModel | nn.Module,
     dataset: Dataset | FromBatches,
     options: Mapping[str, Any],
     seed: int,
     searches: bool,
 ) -> Enhanced:
     """Made ready with the first image that can be read: what the model cannot do at all is an error now."""
-    module = model.model if isinstance(model, Loaded) else model
+    module = model.model if isinstance(model, LoadedModel) else model
     if isinstance(module, Enhanced) and module.task != dataset.task:
         raise OptionError(
             f"the model was enhanced for {module.task}, but {dataset.name} is labelled for {dataset.task}"
         )
-    example = _first(dataset)[None].to(*place(module))
+    example = first_image(dataset)[None].to(*place(module))
     usual = {"recipe": "paper"} if searches and not isinstance(module, Enhanced) else {}
     better = prepared(module, example, dataset.task, {"preprocess": dataset.preprocess, **usual, **options})
     if dataset.task == "classification":
@@ -309,46 +309,13 @@ def prepared(module: nn.Module, example: Tensor, task: str, options: Mapping[str
     return better
 
 
-def _first(dataset: Dataset | FromBatches) -> Tensor:
-    problem = ""
-    for i in range(len(dataset)):
-        try:
-            return dataset.tensors(i)[0]
-        except (DataError, OSError) as error:
-            problem = problem or str(error)
-    raise DataError(f"{dataset.name}: none of {len(dataset)} images can be read; the first: {problem}")
+def _names(model: LoadedModel | nn.Module, job: Job) -> dict[str, Any]:
+    """How the model and the data are called."""
+    return {"spec": _spec(model), "weights": getattr(model, "weights", "its own"), "data": job.dataset.name}
 
 
-def _spec(model: Loaded | nn.Module) -> str:
-    return model.spec if isinstance(model, Loaded) else type(getattr(model, "model", model)).__name__
-
-
-def _about(job: Job) -> dict[str, Any]:
-    """All that the numbers depend on; its hash names the run. Names, paths, batches and processes are not in it."""
-    better, device = job.better, place(job.better.model)[0]
-    plan = better.plan
-    asked = {n: getattr(better.recipe, n) for n in SEARCH if n not in ("budget", "seed", "stop")}
-    asked |= to_data(better.recipe.changed(name="", budget=1, seed=0))
-    asked |= {"layers": list(better.options(plan).layers), "space": plan.space}
-    attention = better.attention
-    return {
-        "task": job.task,
-        "budgets": list(job.runner.budgets),
-        "options": {
-            **asked,
-            "optimise": better.optimise,
-            "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
-            "tta": describe(job.runner.tta),
-            **({"assumed": better.assumed} if better.assumed else {}),
-        },
-        "seed": job.seed,
-        "model": fingerprint(better.model)[:16],
-        "architecture": hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", repr(better.model)).encode()).hexdigest()[:16],
-        "data_fingerprint": job.dataset.fingerprint(),
-        "preprocess": {} if job.dataset.preprocess is None else job.dataset.preprocess.to_json(),
-        "device": device.type,
-        "versions": versions(),
-    }
+def _spec(model: LoadedModel | nn.Module) -> str:
+    return model.spec if isinstance(model, LoadedModel) else type(getattr(model, "model", model)).__name__
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -360,10 +327,12 @@ def _rows(job: Job, whole: Shard, shards: Sequence[Shard], about: Mapping[str, A
         raise DataError(f"{job.dataset.name}: none of {len(job.dataset)} images could be evaluated; the first: {first}")
     classes = job.better.plan.classes
     summary = summarise(whole, shards, job.runner.settings, job.task, job.dataset.classes, job.seed, classes)
-    shared = {k: v for k, v in about.items() if k not in ("budgets", "architecture")}
+    shared = {k: v for k, v in about.items() if k not in ("budgets", "computation", "options", "versions")}
     return [
         Row(
             **shared,
+            **provenance(),
+            options={**about["options"], "recipe": job.better.recipe.name},
             **one,
             budget=setting.budget,
             views=setting.views,

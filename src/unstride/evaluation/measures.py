@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from unstride.errors import DataError, InputError, OptionError
 from unstride.evaluation.metrics import LEVEL, RESAMPLES, Floats, Gain, bootstrap
-from unstride.procedure.prediction import at_size
+from unstride.execution.prediction import at_size
 
 NEIGHBOURS = 5
 DRAWS = 200  # resamples of a metric that is computed anew for each

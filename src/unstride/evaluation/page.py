@@ -20,8 +20,8 @@ from unstride.evaluation.shards import Array, Shard
 from unstride.evaluation.words import advice, doubts, measure, setting, stated
 from unstride.evaluation.work import Job, answered
 from unstride.geometry.report import Report
-from unstride.procedure.aggregate import two_class
-from unstride.procedure.prediction import at_size
+from unstride.tasks.confidence import two_class
+from unstride.execution.prediction import at_size
 from unstride.show.answers import class_map, class_name
 from unstride.show.html import (
     Block,
@@ -38,8 +38,7 @@ from unstride.show.html import (
     render_report,
 )
 from unstride.show.segmentation import strip
-from unstride.storage.outputs import check_file, write_whole
-from unstride.views.volumes import Volume
+from unstride.storage.files import check_file, write_atomic
 
 EXAMPLES = {"classification": 7, "segmentation": 3}  # of each kind
 SIDE = 240  # pixels of a thumbnail
@@ -70,7 +69,7 @@ def write_report(path: Path, rows: Sequence[Row], whole: Shard, job: Job) -> Non
     ]
     told = f"{first.created}, {first.device}, torch {first.versions.get('torch', '?')}, run {first.run}"
     try:
-        write_whole(path, render_report(f"{first.spec} on {first.data}", sections, told).encode())
+        write_atomic(path, render_report(f"{first.spec} on {first.data}", sections, told).encode())
     except OSError as error:
         warnings.warn(NotWritten(f"report {path}: cannot be written ({error.strerror or error})"), stacklevel=3)
 
@@ -192,7 +191,7 @@ def _answers(job: Job, index: int, which: int) -> tuple[Tensor, Tensor]:
 
 def _classified(job: Job, index: int, which: int, mark: str, _: int) -> Thumbnail:
     image, label = job.images[index].read()
-    assert isinstance(label, int) and not isinstance(image, Volume)  # only masks come with volumes
+    assert isinstance(label, int)
     image.thumbnail((SIDE, SIDE))
     seen = [int(two_class(logits[None])[0].argmax()) for logits in _answers(job, index, which)]
     truth, was, now = (class_name(job.images.classes, k) for k in (label, *seen))
@@ -207,8 +206,5 @@ def _segmented(job: Job, index: int, which: int, mark: str, gained: int) -> Thum
     maps = [np.asarray(truth, np.int64)]
     for one in logits:
         maps.append(class_map(at_size(two_class(one[None]).float(), truth.shape)[0]))
-    if isinstance(image, Volume):
-        middle = image.size[-1] // 2
-        image, maps = image.slice(middle), [one[..., middle] for one in maps]
     count = max(2, logits[0].shape[0])
     return Thumbnail(strip(image, maps, job.images.classes, count), f"{item.id}: {gained:+,} pixels right", mark)

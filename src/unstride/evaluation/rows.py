@@ -6,10 +6,8 @@ rows[-1].metrics["top1"], rows[-1].verdict, rows[-1].macs
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -17,18 +15,8 @@ from typing import Any
 
 from unstride.errors import ArtefactError
 from unstride.evaluation.measures import Measure, measure_of
-from unstride.storage import locks, strict
+from unstride.storage import locks, strict_json
 
-_PACKAGES = (
-    "unstride",
-    "torch",
-    "torchvision",
-    "timm",
-    "numpy",
-    "pillow",
-    "segmentation-models-pytorch",
-    "transformers",
-)
 # What a field may be in a file, by how it is declared.
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -85,6 +73,9 @@ class Row:
     batch_size: int
     device: str
     versions: Mapping[str, str]
+    command: str
+    threads: int
+    cpu: str
     created: str
 
     @property
@@ -123,17 +114,6 @@ class Row:
         return cls(**{**stored, "error_names": tuple(stored["error_names"])})
 
 
-def versions() -> dict[str, str]:
-    """Of Python and the libraries that numbers depend on, where they are installed."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     """The rows of a file, in its order; none where there is no file. A last line that was cut off does not count."""
     path = Path(path)
@@ -151,7 +131,7 @@ def _parsed(text: bytes, path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
         try:
-            rows.append(Row.from_json(strict.loads(line)))
+            rows.append(Row.from_json(strict_json.loads(line)))
         except (ValueError, TypeError, KeyError) as error:
             raise ArtefactError(
                 f"{path}, line {number}: not a row of this version ({type(error).__name__}: {error}); move it away"
@@ -171,7 +151,7 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> list[Row]:
         raise ArtefactError(f"{path}: a row holds a number that is not finite; it is not written") from error
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file, locks.held(file):  # read and written under one lock, or two would see no row
+        with path.open("a+b") as file, locks.locked(file):  # read and written under one lock, or two would see no row
             file.seek(0)
             text = file.read()
             there = {_key(row): row for row in _parsed(text, path)}

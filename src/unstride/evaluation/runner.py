@@ -15,13 +15,13 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
-from unstride.recipe import PRESETS
+from unstride.recipe import PRESETS, policies
+from unstride.recipe.view import parse_view
 from unstride.tta import TTA, Policy, View
 from unstride.tta.methods import Merger
-from unstride.views import policies
-from unstride.views import views as ways
-from unstride.views.canvas import Source
+from unstride.views import transforms
 from unstride.views.images import Preprocess
+from unstride.views.source import Source
 
 _PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
 
@@ -128,7 +128,7 @@ class Runner:
                 logits, valid = found[b].logits, None
                 if self.tta.task == "segmentation":
                     target = (int(base[b].logits.shape[-2]), int(base[b].logits.shape[-1]))
-                    logits, valid = ways.undo(view, logits, size, target, self.tta.divisor)
+                    logits, valid = transforms.undo(view, logits, size, target, self.tta.divisor)
                 mergers[b].add(index, logits, valid)
                 macs[b] = [m + scale * one for m, one in zip(macs[b], found[b].macs, strict=True)]
         return {b: Outcome(mergers[b].result(), macs[b]) for b in self.budgets}
@@ -175,7 +175,7 @@ def make_tta(
             raise OptionError(f"{name} is a TTA for {tta.task}, this is {task}")
         return tta, wide if tta.crop is not None else None
     if name == "flip":
-        policy, count = Policy("flip", (policies.parse_view("Identity"), policies.parse_view("FlipLR"))), "2"
+        policy, count = Policy("flip", (parse_view("Identity"), parse_view("FlipLR"))), "2"
     else:
         known, _, count = name.rpartition(":")
         if not known or not count.isdecimal() or len(count) > 9:
@@ -205,7 +205,7 @@ def describe(tta: TTA | None) -> dict[str, object] | None:
         "policy": tta.policy.name,
         "method": tta.method.name,
         "space": tta.method.space,
-        "views": [view.spec() for view in kept],
+        "views": [str(view) for view in kept],
         "weights": weights if tta.method.learned else None,
         "crop": None if tta.crop is None else list(tta.crop),
     }

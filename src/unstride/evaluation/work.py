@@ -1,4 +1,4 @@
-"""The work of an evaluation: images in shards, shards dealt to processes, each finished one a file."""
+"""The work of an evaluation: images in shards, shards dealt to processes, each finished batch in the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,13 +23,13 @@ from unstride.evaluation import measures, metrics
 from unstride.evaluation.runner import Outcome, Runner, Setting
 from unstride.evaluation.shards import Array, Shard
 from unstride.models.weights import place
-from unstride.procedure.aggregate import two_class
-from unstride.procedure.prediction import at_size
-from unstride.storage import outputs
+from unstride.tasks.confidence import two_class
+from unstride.execution.prediction import at_size
+from unstride.storage.cache import Cache, Values, tell_reused
 from unstride.storage.distributed import World
 from unstride.storage.progress import progress as show_progress
-from unstride.views.canvas import PILImages
 from unstride.views.images import Preprocess
+from unstride.views.source import PILImages
 
 TIMED = 2  # shards, at their first batch
 _AHEAD = 64  # images decoded before they are needed, at most
@@ -65,52 +64,72 @@ class Job:
         return [range(i, min(i + size, total)) for i in range(0, total, size)]
 
 
-def work(job: Job, folder: Path, run: str, us: World, progress: bool) -> list[Shard]:
-    """Makes the shards that are missing, each process its share; returns all of them (on rank 0)."""
+def work(job: Job, cache: Cache, keys: Sequence[str], us: World, progress: bool) -> list[Shard]:
+    """Evaluates the images that are not in the cache, each process its share; returns all of them (on rank 0)."""
     parts = job.parts()
-    files = [folder / f"{number:06d}.safetensors" for number in range(len(parts))]
-    todo = [n for n in range(len(parts)) if Shard.load(files[n], run, parts[n]) is None] if us.leads else []
-    todo = us.share(todo)
-    mine = todo[us.rank :: us.size]
+    todo = us.share([[i for i in part if keys[i] not in cache] for part in parts] if us.leads else [])
+    mine = [n for n, missing in enumerate(todo) if missing][us.rank :: us.size]
     label = "evaluating" + (f" (process 1 of {us.size})" if us.size > 1 else "")
-    if len(todo) < len(parts):
-        label += f", {len(parts) - len(todo)} of {len(parts)} shards were done"
+    if us.leads:
+        tell_reused(len(keys) - sum(map(len, todo)), len(keys), cache.folder)
     start, done = time.monotonic(), 0
-    with show_progress(label, sum(len(parts[n]) for n in mine), progress and us.leads) as advance:
+    with show_progress(label, sum(len(todo[n]) for n in mine), progress and us.leads) as advance:
         for n in mine:
-            for count, result in _shard(job, parts[n], n < TIMED):
-                if result is not None:
-                    result.save(files[n], run)
-                if count:
-                    done += count
-                    advance(count, f"{done / (time.monotonic() - start):.1f} images/s")
+            timing = f"timing {n}"
+            wanted = n < TIMED and timing not in cache
+            for batch in _evaluated(job, todo[n], wanted):
+                values = {keys[i]: value for i, value in batch.values.items()}
+                cache.put({**values, **({timing: batch.timing} if batch.timing else {})})
+                done += len(values)
+                advance(len(values), f"{done / (time.monotonic() - start):.1f} images/s")
     us.wait()
     if not us.leads:
         return []
-    outputs.sweep(folder)
-    shards = [Shard.load(file, run, part) for file, part in zip(files, parts, strict=True)]
-    lost = [file.name for file, shard in zip(files, shards, strict=True) if shard is None]
-    if lost:
-        raise DataError(f"{folder}: {', '.join(lost[:3])} cannot be read back; do all processes see the same folder?")
-    return [shard for shard in shards if shard is not None]
+    cache.reload()
+    return [_shard(cache, part, keys, number) for number, part in enumerate(parts)]
 
 
-def _shard(job: Job, part: range, timed: bool) -> Iterator[tuple[int, Shard | None]]:
-    """Steps of (images done, None); at last (0, the shard)."""
-    images: list[tuple[int, dict[str, Array]]] = []
-    errors: dict[int, str] = {}
-    seconds: list[float] = []
-    timed_images = seen = 0
-    for batch in _batches(job, part, errors):
-        seen += len(batch)
+def _shard(cache: Cache, part: range, keys: Sequence[str], number: int) -> Shard:
+    """What the cache holds of these images."""
+    images, errors, memory = [], {}, 0
+    for i in part:
+        values = cache.get(keys[i])
+        if values is None:
+            raise DataError(f"{cache.folder}: image {i + 1} cannot be read back; do all processes see the same folder?")
+        memory = max(memory, values.pop("memory"))
+        if "error" in values:
+            errors[i] = values["error"]
+        else:
+            images.append((i, {name: value.numpy() for name, value in values.items()}))
+    timing = (cache.get(f"timing {number}") if number < TIMED else None) or {"seconds": [], "images": 0}
+    return Shard.of(images, errors=errors, seconds=timing["seconds"], timed_images=timing["images"], memory=memory)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """What the cache keeps of some images, by index, and the seconds that they took, where these were measured."""
+
+    values: dict[int, Values]
+    timing: Values | None = None
+
+
+def _evaluated(job: Job, part: Sequence[int], timed: bool) -> Iterator[_Batch]:
+    """The images of a shard, batch by batch; at last those that cannot be read."""
+    unreadable: dict[int, str] = {}
+    device = place(job.better.model)[0]
+    for batch in _batches(job, part, unreadable):
+        errors: dict[int, str] = {}
         found = _scored(job, batch, errors)
-        images += found
-        if timed and found and not seconds:
-            seconds, timed_images = _timed(job, batch), len(batch)
-        yield len(batch), None
-    yield len(part) - seen, None  # those that could not be read
-    memory = _peak_memory(place(job.better.model)[0])
-    yield 0, Shard.of(images, errors=errors, seconds=seconds, timed_images=timed_images, memory=memory)
+        timing = None
+        if timed and found:
+            timing, timed = {"seconds": _timed(job, batch), "images": len(batch)}, False
+        memory = {"memory": _peak_memory(device)}
+        values: dict[int, Values] = {i: {"error": text, **memory} for i, text in errors.items()}
+        for i, scores in found:
+            values[i] = {**{n: torch.from_numpy(np.array(v)) for n, v in scores.items()}, **memory}
+        yield _Batch(values, timing)
+    if unreadable:
+        yield _Batch({i: {"error": text, "memory": _peak_memory(device)} for i, text in unreadable.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +142,7 @@ class _Image:
     image: Image.Image | None = None  # where views are made from it
 
 
-def _batches(job: Job, part: range, errors: dict[int, str]) -> Iterator[list[_Image]]:
+def _batches(job: Job, part: Sequence[int], errors: dict[int, str]) -> Iterator[list[_Image]]:
     """Batches of images of one size. Those that cannot be read go to `errors`."""
     buckets: dict[tuple[int, ...], list[_Image]] = {}
     for index, image in _read(job, part):
@@ -163,7 +182,7 @@ def answered(job: Job, index: int) -> dict[Setting, Outcome]:
     return job.runner(x, wide, _images(job, [image], x))
 
 
-def _read(job: Job, part: range) -> Iterator[tuple[int, _Image | str]]:
+def _read(job: Job, part: Sequence[int]) -> Iterator[tuple[int, _Image | str]]:
     """Images in order, decoded a little ahead by a few threads."""
 
     one = partial(_read_one, job)

@@ -21,7 +21,7 @@ from torch import Tensor
 from unstride.errors import ArtefactError
 from unstride.procedure.gates import Gate, sureness
 from unstride.procedure.looks import Merged
-from unstride.storage import strict
+from unstride.storage import strict_json
 
 VERSION = 1
 Call = Callable[[Tensor], Tensor]
@@ -33,7 +33,7 @@ class Stages:
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
         try:
-            told = strict.loads(path.read_bytes())
+            told = strict_json.loads(path.read_bytes())
             if told["version"] != VERSION:
                 raise ValueError(f"version {told['version']}, this reads {VERSION}")
             self.merge, self.temperature = str(told["merge"]), float(told["temperature"])

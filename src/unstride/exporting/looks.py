@@ -13,8 +13,8 @@ from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.procedure.gates import Stage
 from unstride.procedure.static import EachState, Fixed
-from unstride.views.canvas import PLACING, Block, Canvas, back, flips, others
-from unstride.views.policies import IDENTITY, View
+from unstride.recipe.view import PLAIN, View
+from unstride.views.source import PLACING, Block, Canvas, back, flip_axes, other_ops
 
 _ROWS = 32  # basis images at once, when a view is turned into numbers
 
@@ -45,19 +45,19 @@ class Axis(nn.Module):
 
 
 class StaticView(nn.Module):
-    """`as_source(images).see(view)` for images, volumes or signals of one size."""
+    """`as_source(images).render(view)` for images, volumes or signals of one size."""
 
     def __init__(self, view: View, size: tuple[int, ...]) -> None:
         super().__init__()
-        if others(view) is not None:
+        if other_ops(view) is not None:
             raise OptionError(
                 f"view {view} changes more than where the network looks, and a graph has no op for it: export flips, "
                 "sizes, fields, shifts and corners"
             )
-        self.flips = [2 + len(size) + axis for axis in flips(view)]
-        moved = View(tuple(op for op in view.ops if op.name in PLACING) or IDENTITY.ops)
+        self.flips = [2 + len(size) + axis for axis in flip_axes(view)]
+        moved = View(tuple(op for op in view.ops if op.name in PLACING) or PLAIN.ops)
         if len(size) != 2:
-            Block(torch.empty(1, 1, *size)).see(view)  # refuses what only images are seen in
+            Block(torch.empty(1, 1, *size)).render(view)  # refuses what only images are seen in
         self.moves = nn.Sequential(*(Axis(_matrix(moved, size, dim), dim) for dim in (2, 3) if len(size) == 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _matrix(view: View, size: tuple[int, ...], dim: int) -> Tensor:
     for start in range(0, extent, _ROWS):
         basis = torch.eye(extent)[start : start + _ROWS]
         images = basis[:, None, :, None] if dim == 2 else basis[:, None, None, :]
-        seen = Canvas(images.expand(-1, 1, *size)).see(view)[:, 0]
+        seen = Canvas(images.expand(-1, 1, *size)).render(view)[:, 0]
         found.append(seen[:, :, 0] if dim == 2 else seen[:, 0, :])
     return torch.cat(found).T.contiguous()
 
@@ -139,7 +139,9 @@ class _Part(nn.Module):
         plain = better.fitted(example)[1]
         shape = plain.found.trace.shapes[plain.targets[0].leaf]
         self.out_size = tuple(int(n) for n in shape[2:]) if self.maps else ()
-        self.body = Fixed(plan, states, options, held=True).body if self.maps else EachState(plan, states, options).body
+        self.body = (
+            Fixed(plan, states, options, pinned=True).body if self.maps else EachState(plan, states, options).body
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         found = self.body(self.seen(images))

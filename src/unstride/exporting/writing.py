@@ -23,7 +23,7 @@ from unstride.exporting.looks import FixedLooks
 from unstride.procedure.gates import Gate, Stage
 from unstride.procedure.static import Fixed
 from unstride.recipe.files import to_data
-from unstride.storage import outputs, strict
+from unstride.storage import files, strict_json
 from unstride.storage.artefacts import write_file
 from unstride.views.images import Preprocess
 
@@ -39,11 +39,11 @@ def export(better: Enhanced, example: Tensor, path: str | Path) -> list[Path]:
     decides image by image (a search) cannot be one graph, and is refused.
     """
     path = Path(path)
-    outputs.check_file(path, "export", FORMATS)
+    files.check_file(path, "export", FORMATS)
     if path.suffix == ".onnx" and importlib.util.find_spec("onnxscript") is None:
         raise OptionError(".onnx needs onnx and onnxscript: pip install 'unstride[onnx]', or write a .pt2 file")
     _refuse(better)
-    own = better.with_options(optimise=False)  # the network's own weights; runtimes fold what they like
+    own = better.with_options(execution="auto")  # the network's own weights; runtimes fold what they like
     own.fitted(example[:1])
     probes = [_noise(example, count) for count in (3, 1)]
     if not any(stage.gate for stage in better.recipe.stages):
@@ -109,25 +109,25 @@ def _stages(own: Enhanced, better: Enhanced, example: Tensor, path: Path, probes
         if stage.gate is not None or not groups:
             groups.append([])
         groups[-1].append(stage)
-    files, told = [], []
+    written, told = [], []
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         for number, group in enumerate(groups):
             taken = [stage for before in groups[:number] for stage in before]
             module = FixedLooks(own, example, group, finished=False, taken=taken)
             name = f"{path.stem}.stage{number + 1}{path.suffix}"
-            files.append(_written(module, probes[0], Path(folder) / name))
+            written.append(_written(module, probes[0], Path(folder) / name))
             gate = group[0].gate
             told.append({"file": name, "weight": module.weight, "gate": None if gate is None else _plain(gate)})
         recipe = better.recipe
         text = {"version": VERSION, "merge": recipe.merge, "temperature": recipe.temperature, "stages": told}
         text |= {"recipe": to_data(recipe), "preprocess": _told(better.preprocess)}
         driver = Path(folder) / f"{path.stem}.stages.json"
-        write_file(driver, (strict.dumps(text) + "\n").encode())
-        files.append(driver)
+        write_file(driver, (strict_json.dumps(text) + "\n").encode())
+        written.append(driver)
         _check_stages(better, driver, path, probes)
-        for file in files:
+        for file in written:
             file.replace(path.parent / file.name)
-    return [path.parent / file.name for file in files]
+    return [path.parent / file.name for file in written]
 
 
 def _plain(gate: Gate) -> dict[str, Any]:

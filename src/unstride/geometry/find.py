@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch.fx import Node
 
+from unstride.geometry.edges import best_sides
 from unstride.geometry.grids import Grid
 from unstride.geometry.groups import Groups
-from unstride.geometry.layers import LeftOut, Shift, Subsampling, SubsamplingLayer, module_path
-from unstride.geometry.natural import natural_sides
+from unstride.geometry.layers import Shift, SkippedOp, Subsampling, SubsamplingLayer, module_path
 from unstride.geometry.positions import Lost, Pos, Site, Trace
 from unstride.geometry.sites import Sites
 from unstride.geometry.walk import walk
@@ -36,7 +36,7 @@ def find_layers(graph: Graph, trace: Trace | None = None) -> Subsampling:
     }
     return Subsampling(
         layers=tuple(_layer(groups, k, members[g], behind[k]) for g, k in index.items()),
-        left_out=tuple(LeftOut(op, reason) for op, reason in sorted(_left_out(groups, index).items())),
+        left_out=tuple(SkippedOp(op, reason) for op, reason in sorted(_left_out(groups, index).items())),
         unknown=tuple(f"{sites.name(n)}: {why}" for n, why in trace.unknown.items()),
         shifts=tuple(shifts),
         level=level,
@@ -69,7 +69,7 @@ def _wanted(graph: Graph, trace: Trace, groups: Groups) -> set[int]:
 
 
 def _final_maps(graph: Graph, trace: Trace) -> list[Node]:
-    """Values with a position that are outputs, or that are last seen by a node from which no position returns."""
+    """Values with a position that are outputs, or that are last read by a node from which no position returns."""
     leaves = [leaf for leaf in graph.leaves if isinstance(leaf, Node)]
     returns: set[Node] = set()  # nodes from which a value with a position can still be reached
     for n in reversed(list(graph.fx.nodes)):
@@ -148,7 +148,7 @@ def _layer(groups: Groups, k: int, members: list[int], cost: float) -> Subsampli
     ops = tuple(dict.fromkeys((module_path(s.node), s.kind) for s in sites))
     read = [g for s in sites if (g := groups.sites.grid(s.operand)) is not None]
     stride = tuple(round(max(groups.sites.cell(s, a) * s.rate[a] for s in sites)) or 1 for a in axes)
-    sides = natural_sides(sites, rate, [g.size for g in read])
+    sides = best_sides(sites, rate, [g.size for g in read])
     return SubsamplingLayer(k, rate, ops, stride, size, cost, sides)
 
 

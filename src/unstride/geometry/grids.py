@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from unstride.geometry.positions import Pos, Trace, changes, core
+from unstride.geometry.positions import Pos, Trace, changes, unexpanded
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def by(numbers: Iterable[int]) -> str:
 
 def grid_of(pos: Pos) -> Grid | None:
     """The grid that a value's coordinates form, or None if they form none (windows, mixed channels, uneven spacing)."""
-    coords = [core(t) for t in pos.axes]
+    coords = [unexpanded(t) for t in pos.axes]
     dims = [_varying(t) for t in coords]
     if any(len(d) > 1 for d in dims) or not any(dims):
         return None
@@ -120,7 +121,7 @@ def _tokens(coords: Sequence[Tensor], dims: Sequence[list[int]], dim: int) -> Gr
 
 
 def _row_major(lines: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """How many cells each axis has, if the tokens are laid row by row: the first axes stay longest."""
+    """How many cells each axis has, if the tokens are in row-major order: the first axes stay longest."""
     rest, size = len(lines[0]), []
     for line in lines:
         run = int((line[:rest] == line[0]).long().cumprod(0).sum())
@@ -142,12 +143,12 @@ def border_index(start: int, length: int, extent: int, mode: str) -> Tensor:
     return i.clamp(0, extent - 1)
 
 
-def held_pieces(by: int, extent: int, hold: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """x[n + by] between the first and last `hold` cells, which stay; where it ends before them its last cell goes on.
+def pinned_pieces(by: int, extent: int, pinned: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """x[n + by] between the first and last `pinned` cells, which stay; where it ends before them its last cell goes on.
 
     Pieces (to, how many, from, how many): a single cell that is read stands for all that are written.
     """
-    low, high = hold[0], extent - hold[1]
+    low, high = pinned[0], extent - pinned[1]
     by = max(low - high, min(by, high - low))
     if high <= low or by == 0:
         return [(0, extent, 0, extent)]
@@ -155,3 +156,10 @@ def held_pieces(by: int, extent: int, hold: tuple[int, int]) -> list[tuple[int, 
     found = [(0, low, 0, low), (low, first - low, low, 1), (first, last - first, first + by, last - first)]
     found += [(last, high - last, high - 1, 1), (high, extent - high, high, extent - high)]
     return [piece for piece in found if piece[1]]
+
+
+def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[Any, Any]:
+    """Where maps (..., *size) cover each other when one is moved by whole cells: indices of (place, source)."""
+    place = [slice(max(k, 0), max(0, n + min(k, 0))) for k, n in zip(cells, size, strict=True)]
+    source = [slice(max(-k, 0), max(0, n - max(k, 0))) for k, n in zip(cells, size, strict=True)]
+    return (..., *place), (..., *source)

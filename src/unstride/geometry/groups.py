@@ -10,7 +10,7 @@ from unstride.geometry.sites import CLOSE, Sites
 from unstride.graph.capture import Graph
 
 
-class _Joined:
+class _UnionFind:
     """Union-find over sites."""
 
     def __init__(self, n: int) -> None:
@@ -36,13 +36,13 @@ class Groups:
         self.axes = len(graph.size)
         self._none = (frozenset[int](),) * self.axes
         self.pinned: dict[int, str] = {}
-        self._joined = _Joined(len(sites.all))
-        while not self._settle():
+        self._sets = _UnionFind(len(sites.all))
+        while not self._propagate():
             pass
 
     def find(self, i: int) -> int:
         """The group of a site."""
-        return self._joined.find(i)
+        return self._sets.find(i)
 
     def members(self) -> dict[int, list[int]]:
         """Group -> its sites, without those that are pinned."""
@@ -62,7 +62,7 @@ class Groups:
                         out[a] = self.sites.cell(s, a)
         return tuple(out)
 
-    def _settle(self) -> bool:
+    def _propagate(self) -> bool:
         """One pass over the graph: True when nothing was joined or pinned, so that paths and follows are final."""
         self.path: dict[Node, tuple[frozenset[int], ...]] = {}
         self.follow: dict[tuple[Node, Node], tuple[set[int], ...]] = {}
@@ -73,7 +73,7 @@ class Groups:
             for j in self.sites.at[s.operand]:
                 slices = s.kind == "slice" and self.sites.all[j].kind == "slice"
                 if slices and i not in self.pinned and j not in self.pinned:
-                    changed |= self._joined.join(i, j)
+                    changed |= self._sets.join(i, j)
         for n in self.graph.fx.nodes:
             if n.op == "output":
                 continue
@@ -130,18 +130,18 @@ class Groups:
             other = sorted(self._key(n, source, g, a) for g in path - first)
             for one, two in zip(mine, other, strict=False):
                 if one[:3] == two[:3]:
-                    changed |= self._joined.join(one[3], two[3])
+                    changed |= self._sets.join(one[3], two[3])
         if changed:
             incoming = {s: frozenset(self.find(g) for g in p) for s, p in incoming.items()}
             union = frozenset().union(*incoming.values())
         known = [source for source in incoming if self.trace.pos.get(source) is not LOST]
-        sure = frozenset().union(*(incoming[source] for source in known))
+        certain = frozenset().union(*(incoming[source] for source in known))
         for source, path in incoming.items():
             missing = union - path
             if not missing:
                 continue
             # what has lost its position may lie anywhere, and an op without a rule may join values in any way
-            sound = missing <= sure and n not in self.trace.unknown
+            sound = missing <= certain and n not in self.trace.unknown
             reason = self._cannot_follow(source, missing, a) if sound else LOST.why
             if reason is not None:
                 for i in range(len(self.sites.all)):

@@ -15,7 +15,7 @@ from unstride.graph.ops import ancestors, op_name
 
 @dataclass(frozen=True)
 class SubsamplingLayer:
-    """A group of strided ops that move together. `cost`: MACs behind it, as a share of a plain forward.
+    """A group of strided ops that move together. `cost`: MACs behind it, as a share of all.
 
     `sides`: per axis, the selection that stands for each phase where its ops lose least, s or s - R.
     """
@@ -37,14 +37,14 @@ class SubsamplingLayer:
         )
 
     def _side(self) -> str:
-        """Said only where it is not the paper's."""
+        """Shown only where it is not the paper's."""
         before = [min(s) < 0 for s in self.sides]
         shown = " x ".join("/".join(map(str, s)) for s in self.sides)
         return f", loses least at {shown}" if any(before) else ""
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedOp:
     """A strided op that is no layer, and why."""
 
     op: str
@@ -55,7 +55,7 @@ class LeftOut:
 class Shift:
     """`node` reads `operand` moved by sum_l s_l * steps[l] cells (layers from 1); sites and followers alike.
 
-    `hold`: cells at each end of an axis that stay, see `natural.held`.
+    `pinned`: cells at each end of an axis that stay, see `edges.pinned_edges`.
     """
 
     node: Node
@@ -63,15 +63,15 @@ class Shift:
     steps: tuple[dict[int, int], ...]  # per axis
     grid: Grid
     site: Site | None = None
-    hold: tuple[tuple[int, int], ...] | None = None
+    pinned: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Subsampling:
-    """What a graph throws away, and all that the engine must know to get it back."""
+    """The activations that a graph discards, and what the engine must know to compute them."""
 
     layers: tuple[SubsamplingLayer, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedOp, ...]
     unknown: tuple[str, ...]
     shifts: tuple[Shift, ...]
     level: dict[Node, int]
@@ -98,7 +98,7 @@ class Subsampling:
         return sum(m for n, m in macs.items() if op_name(n).startswith("conv")) >= 0.5 * max(1, sum(macs.values()))
 
     def require_layers(self) -> None:
-        """Raises NothingToSubsample, with every reason there is, where the model has no layer."""
+        """Raises NothingToSubsample, with all reasons, where the model has no layer."""
         if not self.layers:
             reasons = [f"{x.op}: {x.reason}" for x in self.left_out]
             reasons += [f"{u}; strided ops after it cannot be used" for u in self.unknown]

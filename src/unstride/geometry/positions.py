@@ -1,6 +1,6 @@
 """Where each element of a value is centred on the image: coordinates, and the algebra that rules are written in.
 
-Every value has, beside itself, the place on the image that each of its elements is centred on (NaN: nowhere): row and
+Every value has, beside itself, the place on the image that each of its elements is centred on (NaN: none): row and
 column, or as many axes as there are.
 """
 
@@ -15,7 +15,7 @@ from torch.fx import Node
 
 NAN = float("nan")
 EPS = 1e-3
-SMALL = 1 << 14  # elements that need not be folded
+SMALL = 1 << 14  # elements that need not be compacted
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Pos:
         return [a for a, t in enumerate(self.axes) if changes(t, dim)]
 
     def map(self, f: Callable[[Tensor], Tensor]) -> "Pos | None":
-        return settle(*(f(t) for t in self.axes))
+        return position_of(*(f(t) for t in self.axes))
 
 
 class Lost:
@@ -62,13 +62,13 @@ class Lost:
 
 
 LOST = Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
-TURNED = Lost("TURNED", "joins maps that lie on the image in different directions")
+OTHER_DIRECTION = Lost("OTHER_DIRECTION", "joins maps that lie on the image in different directions")
 FIXED = Lost("FIXED", "holds indices of cells, which cannot be moved")
 Position = Pos | Lost | None
 
 
 @dataclass(frozen=True)
-class Window:
+class OpWindow:
     """The sliding window of a strided op along one axis: size, dilation, padding at the start and at the end.
 
     `end` is how far its last window reaches beyond the map, `far` how far the op's own padding goes there.
@@ -91,7 +91,7 @@ class Site:
     rate: tuple[int, ...]
     # a window per dimension that the op slides over, from the third on; None: the operand is moved as it is (slices,
     # patch merging, resizing)
-    windows: tuple[Window, ...] | None = None
+    windows: tuple[OpWindow, ...] | None = None
     reads: Node | None = None  # the value before a non-constant pad that belongs to the window
     mode: str = "constant"
     over: tuple[int | None, ...] = ()  # the image's axis along each of these dimensions; empty: they are the axes
@@ -116,26 +116,26 @@ class Trace:
     macs: dict[Node, int] = field(default_factory=dict)
 
 
-def settle(*coords: Tensor) -> Pos | None:
-    """`settle(y, x)`: an axis on which nothing varies has no position; a value without any axis has none at all."""
-    coords = tuple(map(folded, coords))
+def position_of(*coords: Tensor) -> Pos | None:
+    """`position_of(y, x)`: an axis on which nothing varies has no position; a value without any axis has none."""
+    coords = tuple(map(compacted, coords))
     vary = [varies(t) for t in coords]
     if not any(vary):
         return None
-    return Pos(tuple(t if v else blank(t.shape) for t, v in zip(coords, vary, strict=True)))
+    return Pos(tuple(t if v else no_position(t.shape) for t, v in zip(coords, vary, strict=True)))
 
 
-def core(t: Tensor) -> Tensor:
-    """Without repetitions: dimensions along which a broadcast tensor repeats itself become 1 (it keeps us fast)."""
+def unexpanded(t: Tensor) -> Tensor:
+    """Without repetitions: dimensions along which a broadcast tensor repeats itself become 1 (for speed)."""
     for d in range(t.ndim):
         if t.stride(d) == 0 and t.shape[d] > 1:
             t = t.narrow(d, 0, 1)
     return t
 
 
-def folded(t: Tensor) -> Tensor:
+def compacted(t: Tensor) -> Tensor:
     """The same coordinates, of which one is kept along each dimension where they repeat: they are kept for every op."""
-    shape, t = t.shape, core(t)
+    shape, t = t.shape, unexpanded(t)
     if t.numel() < SMALL:
         return t.expand(shape)
     for d in range(t.ndim):
@@ -147,23 +147,23 @@ def folded(t: Tensor) -> Tensor:
 
 def changes(t: Tensor, dim: int) -> bool:
     """Whether coordinates differ along a dimension."""
-    t = core(t)
+    t = unexpanded(t)
     return t.shape[dim] > 1 and bool((t.diff(dim=dim).nan_to_num().abs() > EPS).any())
 
 
-def heading(p: Pos, dim: int) -> Tensor:
+def step_direction(p: Pos, dim: int) -> Tensor:
     """How far on the image, along each axis, a usual step along a dimension of the value goes."""
-    steps = [t.diff(dim=dim) if t.shape[dim] > 1 else t.new_zeros(1) for t in map(core, p.axes)]
+    steps = [t.diff(dim=dim) if t.shape[dim] > 1 else t.new_zeros(1) for t in map(unexpanded, p.axes)]
     return torch.stack([step.nanmedian() for step in steps]).nan_to_num()
 
 
-def opposed(p: Pos, q: Pos) -> bool:
-    """Do two values that are joined element by element go different ways on the image (one is mirrored, or turned)?
+def in_other_directions(p: Pos, q: Pos) -> bool:
+    """Do two values that are joined element by element have different directions (one is flipped or rotated)?
 
     A state moves the one another way than the other. Aligned corners make steps shorter, and again at each upsampling.
     """
     for d in range(-1, -1 - min(p.ndim, q.ndim), -1):
-        one, two = heading(p, d), heading(q, d)
+        one, two = step_direction(p, d), step_direction(q, d)
         lengths = float(one @ one), float(two @ two)
         if min(lengths) > EPS and float(one @ two) < 0.25 * max(lengths):
             return True
@@ -175,36 +175,36 @@ def varies(t: Tensor) -> bool:
 
 
 def span(t: Tensor) -> float:
-    t = core(t)
+    t = unexpanded(t)
     known = t[~t.isnan()]
     return 0.0 if known.numel() == 0 else float(known.max() - known.min())
 
 
-def nowhere(t: Tensor) -> bool:
-    return bool(core(t).isnan().all())
+def has_no_position(t: Tensor) -> bool:
+    return bool(unexpanded(t).isnan().all())
 
 
 def has_axis(p: Any, a: int) -> bool:
     """Does the value have a position on axis a? LOST may have one on both."""
-    return isinstance(p, Lost) or (isinstance(p, Pos) and not nowhere(p.axis(a)))
+    return isinstance(p, Lost) or (isinstance(p, Pos) and not has_no_position(p.axis(a)))
 
 
 def first_known(a: Tensor, b: Tensor) -> Tensor:
     """Coordinates of `a`, and those of `b` where `a` has none."""
-    if nowhere(a):
+    if has_no_position(a):
         return b
-    a_core, b_core = core(a), core(b)
+    a_core, b_core = unexpanded(a), unexpanded(b)
     return torch.where(a_core.isnan(), b_core, a_core).expand(a.shape)
 
 
-def blank(shape: Sequence[int]) -> Tensor:
+def no_position(shape: Sequence[int]) -> Tensor:
     return torch.tensor(NAN).expand(tuple(shape))
 
 
 def resample(t: Tensor, dim: int, centres: Tensor) -> Tensor:
     """Values of `t` at fractional indices along `dim`, continued linearly beyond the ends."""
     n, full = t.shape[dim], [*t.shape[:dim], len(centres), *t.shape[dim + 1 :]]
-    t = core(t)
+    t = unexpanded(t)
     if t.shape[dim] == 1:
         return t.expand(full)
     shape = [1] * t.ndim
@@ -222,9 +222,9 @@ def contract(t: Tensor, dims: Sequence[int], keepdim: bool = True) -> tuple[Tens
     """
     dims = [d % t.ndim for d in dims]
     full = [1 if d in dims else size for d, size in enumerate(t.shape)]
-    t = core(t)
+    t = unexpanded(t)
     mean = t.nanmean(dims, keepdim=True).expand(full) if any(t.shape[d] > 1 for d in dims) else t.expand(full)
-    if all(t.shape[d] == 1 for d in dims) or nowhere(t):
+    if all(t.shape[d] == 1 for d in dims) or has_no_position(t):
         return (mean if keepdim else _drop(mean, dims)), False
     high = t.nan_to_num(nan=-math.inf).amax(dims, keepdim=True)
     low = t.nan_to_num(nan=math.inf).amin(dims, keepdim=True)
@@ -232,7 +232,7 @@ def contract(t: Tensor, dims: Sequence[int], keepdim: bool = True) -> tuple[Tens
     mixed = False
     if spread > EPS:
         if spread > 0.5 * span(t) + EPS:
-            mean = blank(mean.shape)
+            mean = no_position(mean.shape)
         else:
             mixed = True
     return (mean if keepdim else _drop(mean, dims)), mixed

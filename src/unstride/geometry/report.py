@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from unstride.geometry.find import find_layers
 from unstride.geometry.grids import by
-from unstride.geometry.layers import LeftOut, SubsamplingLayer, feature_node, module_path
+from unstride.geometry.layers import SkippedOp, SubsamplingLayer, feature_node, module_path
 from unstride.graph.capture import capture
 
 
@@ -28,7 +28,7 @@ class Report:
     """What a model throws away. `print(report)` shows it; `report.to_json()` gives plain data."""
 
     layers: tuple[SubsamplingLayer, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedOp, ...]
     unknown: tuple[str, ...]
     features: Features | None
     macs: int
@@ -36,7 +36,7 @@ class Report:
 
     @property
     def states(self) -> int:
-        """How many states the network has; a plain forward uses one of them."""
+        """How many states the network has; a forward pass of the base model uses one of them."""
         return math.prod(r for layer in self.layers for r in layer.rate)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Report:
                     "stride": list(layer.stride),
                     "map": list(layer.map),
                     "cost": layer.cost,
-                    "natural": [list(s) for s in layer.sides],
+                    "sides": [list(s) for s in layer.sides],
                 }
                 for layer in self.layers
             ],

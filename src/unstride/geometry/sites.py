@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from unstride.geometry.edges import padded
 from unstride.geometry.grids import Grid, grid_at
 from unstride.geometry.layers import module_path
-from unstride.geometry.natural import padded
 from unstride.geometry.positions import Pos, Site, Trace
 from unstride.graph.capture import Graph
 from unstride.graph.ops import op_name

@@ -18,7 +18,7 @@ Sides = tuple[tuple[int, ...], ...]  # per axis, what stands for each phase 0 ..
 
 @dataclass(frozen=True, order=True)
 class State:
-    """One selection (s_y, s_x) per layer. `State.zero(3)` is the plain network; `str(state)` shows the entries.
+    """One selection (s_y, s_x) per layer. `State.zero(3)` is the base model; `str(state)` shows the entries.
 
     At a rate of R, s and s - R take the same phase, one cell of the output apart: -1 reads what lies one cell before.
     """
@@ -46,7 +46,7 @@ class State:
 class StateSpace:
     """All states of a network: `rates` (R_y, R_x) and `strides` (cell size of the layer's input, in pixels) per layer.
 
-    `sides` says which of s and s - R loses less at each layer, see `natural`; without it, that is s.
+    `sides` says which of s and s - R loses less at each layer, see `best_selections`; without it, that is s.
     Example: `StateSpace(((2, 2), (2, 2)), ((1.0, 1.0), (2.0, 2.0))).neighbours(State.zero(2), 1)` gives three states.
     """
 
@@ -61,7 +61,7 @@ class StateSpace:
     def axes(self) -> int:
         return len(self.rates[0]) if self.rates else 2
 
-    @property
+    @cached_property
     def zero(self) -> State:
         return State.zero(len(self.rates), self.axes)
 
@@ -69,7 +69,7 @@ class StateSpace:
         """All selections of a layer in index order i = s_y R_x + s_x: the paper's, from 0 to R - 1."""
         return list(itertools.product(*(range(r) for r in self.rates[layer - 1])))
 
-    def natural(self, layer: int) -> list[Selection]:
+    def best_selections(self, layer: int) -> list[Selection]:
         """The same phases in the same order, each on the side, s or s - R, where the layer's ops lose least."""
         return self.selections(layer) if self.sides is None else list(itertools.product(*self.sides[layer - 1]))
 
@@ -79,7 +79,7 @@ class StateSpace:
         return [state.at(layer, s) for s in self.selections(layer) if s != here]
 
     def displacement(self, state: State) -> tuple[float, ...]:
-        """Delta, in image pixels (y, x): how far the state's map lies beyond the plain network's."""
+        """Delta, in image pixels (y, x): how far the state's map lies beyond the base model's."""
         both = list(zip(state.selections, self.strides, strict=True))
         return tuple(sum(s[a] * t[a] for s, t in both) for a in range(self.axes))
 
@@ -107,7 +107,7 @@ class StateSpace:
     @cached_property
     def _by_distance(self) -> tuple[State, ...]:
         zero = self.zero
-        singles = [(layer, s) for layer in range(len(self.rates), 0, -1) for s in self.natural(layer) if any(s)]
+        singles = [(layer, s) for layer in range(len(self.rates), 0, -1) for s in self.best_selections(layer) if any(s)]
         found = [zero, *(zero.at(*one) for one in singles)]
         for one, two in itertools.combinations(singles, 2):
             if one[0] != two[0]:

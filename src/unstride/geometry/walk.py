@@ -11,13 +11,13 @@ from torch.fx import Node
 
 from unstride.geometry.positions import (
     LOST,
-    TURNED,
+    OTHER_DIRECTION,
     Lost,
     Pos,
     Trace,
-    blank,
     has_axis,
-    settle,
+    no_position,
+    position_of,
 )
 from unstride.geometry.rules import RULES
 from unstride.geometry.rules.elementwise import pointwise
@@ -53,7 +53,7 @@ class Walk:
         trace = self.trace
         for n in self.graph.fx.nodes:
             if n.op == "placeholder":
-                trace.pos[n] = settle(*coords) if n is self.graph.image else None
+                trace.pos[n] = position_of(*coords) if n is self.graph.image else None
                 trace.shapes[n] = (
                     tuple(image.shape) if n is self.graph.image else _shape(self.graph.constants.get(n.name))
                 )
@@ -94,16 +94,16 @@ class Walk:
         self.node = n
         lost = [i for i in inputs if isinstance(trace.pos[i], Lost)]
         if rule is None or (lost and rule not in (pointwise, unpool)):
-            trace.pos[n] = self._hidden(name, value, self.lost(lost))
+            trace.pos[n] = self._without_rule(name, value, self.lost(lost))
             trace.sources[n] = ((inputs if _placed(trace.pos[n]) else []),) * self.axes
             return
         trace.pos[n], carriers = rule(self, n, value)
         trace.sources[n] = self._from(n, carriers)
 
-    def _hidden(self, name: str, value: Any, lost: Lost) -> Any:
+    def _without_rule(self, name: str, value: Any, lost: Lost) -> Any:
         """What an op without a rule makes: it may lie somewhere, unless it is a vector."""
         if isinstance(value, tuple | list):
-            return [self._hidden(name, v, lost) for v in value]
+            return [self._without_rule(name, v, lost) for v in value]
         shape = value.shape if isinstance(value, Tensor) else ()
         cell = len(shape) == 2 + self.axes and set(shape[2:]) == {1}
         return lost if (len(shape) > 2 and not cell) or (len(shape) == 2 and name not in _FLATTENING) else None
@@ -122,7 +122,7 @@ class Walk:
     # -- what rules use
     def lost(self, inputs: Sequence[Node]) -> Lost:
         """What becomes of values whose place is not known."""
-        return TURNED if any(self.trace.pos[i] is TURNED for i in inputs) else LOST
+        return OTHER_DIRECTION if any(self.trace.pos[i] is OTHER_DIRECTION for i in inputs) else LOST
 
     def pos(self, n: Any) -> Pos | None:
         p = self.trace.pos.get(n) if isinstance(n, Node) else None
@@ -130,7 +130,7 @@ class Walk:
 
     def coords(self, n: Any, a: int) -> Tensor:
         p = self.pos(n)
-        return p.axis(a) if p is not None else blank(self.trace.shapes[n])
+        return p.axis(a) if p is not None else no_position(self.trace.shapes[n])
 
     def fill(self, arg: Any) -> Any:
         """A node argument that is a Python number (symbolic size) -> its value for one image."""

@@ -4,10 +4,12 @@ import contextlib
 import functools
 import io
 import logging
+import os
+import re
 import sys
 import threading
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,19 +20,20 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from unstride.errors import CaptureError, InputError, ModelRaised
+from unstride.errors import CaptureError, ModelRaised
+from unstride.graph.evaluation import copied, own_module
+from unstride.graph.freshness import Freshness
 from unstride.graph.functional import functional
+from unstride.graph.guards import Answers, constant_answers
 from unstride.graph.ops import ancestors
-from unstride.graph.questions import Answers, constant_answers
-from unstride.graph.snapshot import Snapshot
-from unstride.graph.twin import own_module, twin
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
     """What the model computes, one functional op after another, for any batch size.
 
-    `nodes` are in topological order; `constants` holds parameters, buffers and lifted tensors by placeholder name.
+    `nodes` are in topological order. `constants` holds parameters, buffers and other tensors by placeholder name: the
+    user's own objects, so the graph computes with the numbers that are in them now, unless `is_live` is False.
     """
 
     fx: FxGraph
@@ -42,7 +45,9 @@ class Graph:
     channels: int
     dtype: torch.dtype
     device: torch.device
-    own: frozenset[str] = frozenset()  # names of what the model itself changes when it runs: caches, counters
+    self_modified: frozenset[str] = frozenset()  # names of what the model itself changes when it runs: caches, counters
+    decided: tuple[Tensor, ...] = ()  # constants whose numbers the capture itself depends on
+    is_live: bool = True  # False: `constants` are copies, see `graph.rewrite`
 
     @property
     def nodes(self) -> list[Node]:
@@ -65,11 +70,12 @@ class Graph:
     def outputs(self, images: Tensor, only: Container[Node] | None = None) -> dict[Node, Any]:
         """The values of output leaves, by running the graph, or those of its nodes that make them."""
         wanted = {n for n in self.leaf_nodes if only is None or n in only}
-        found: dict[Node, Any] = {n: value for n, value in run_nodes(self, images, only) if n in wanted}
+        with torch.no_grad():
+            found: dict[Node, Any] = {n: value for n, value in run_nodes(self, images, only) if n in wanted}
         given = {n: images if n is self.image else self.constants[n.name] for n in wanted if n.op == "placeholder"}
         return {**found, **given}
 
-    def beside(self, count: int) -> dict[Node, Any]:
+    def constant_outputs(self, count: int) -> dict[Node, Any]:
         """The output leaves that no image has to do with (a temperature, a table), for a batch of so many."""
         leaves = [n for n in self.leaf_nodes if n not in self.from_image]
         images = torch.zeros((), dtype=self.dtype, device=self.device).expand(count, self.channels, *self.size)
@@ -88,36 +94,18 @@ class Graph:
         return f"Graph({len(self.nodes)} ops, image (B, {shape}), {len(self.leaves)} output(s))"
 
 
+WITHOUT_STATES = (
+    "States of strided layers need a captured graph: control flow and sizes that depend on pixel values, and a fixed "
+    "batch size, stand in the way. Recipes without states (recipe='flip', gates, several networks) call the model "
+    "itself: use one of them, or wrap the part that is a plain function of the image."
+)
 SHAPES = {1: "(B, C, L)", 2: "(B, C, H, W)", 3: "(B, C, D, H, W)"}
 _CONVS = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 def wanted_axes(model: nn.Module) -> int:
-    """How many spatial axes a model's input has, by its first convolution: images, where that cannot be said."""
+    """How many spatial axes a model's input has, by its first convolution; without one, those of images."""
     return next((axes for m in model.modules() for kind, axes in _CONVS.items() if isinstance(m, kind)), 2)
-
-
-def check_images(images: Any, what: str = "images", axes: int | None = None) -> Tensor:
-    """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError.
-
-    `axes`: of what the model wants, see `wanted_axes`. Volumes (B, C, D, H, W) and signals (B, C, L) are taken as well;
-    only what has fewer dimensions than it should is taken for a forgotten batch. Without it, any of these.
-    """
-    shape = SHAPES[axes or 2]
-    if not isinstance(images, Tensor):
-        raise InputError(f"{what}: got {type(images).__name__}, wanted a float tensor {shape}")
-    if not (3 if axes is None else 2 + axes) <= images.ndim <= 5:
-        one = shape.replace("B, ", "")
-        raise InputError(
-            f"{what}: got shape {tuple(images.shape)}, wanted {shape}; for one image {one} pass image.unsqueeze(0)"
-        )
-    if not images.is_floating_point():
-        raise InputError(
-            f"{what}: got dtype {images.dtype}, wanted floating point: apply the model's preprocessing first"
-        )
-    if min(images.shape[0], *images.shape[2:]) < 1:
-        raise InputError(f"{what}: got shape {tuple(images.shape)}, wanted at least one image and one pixel")
-    return images
 
 
 def capture(model: nn.Module, example: Tensor) -> Graph:
@@ -126,17 +114,17 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
     Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
     """
     model = own_module(model)
-    check_images(example, "example", wanted_axes(model))
     with torch.inference_mode(False), torch.no_grad():
-        net = twin(model)
+        net, originals = copied(model)
         example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels
         # Export would specialise batch 1, so it sees two rows; they differ so that nothing folds into a constant.
         pair = torch.cat([example, example.flip(-1) + 0.01])
-        before = Snapshot(net)
+        before = Freshness(net, numbers=True)
         with calling(pair):
             expected = net(pair.clone())
-        own = frozenset(before.changes())
-        graph = _graph(_export(net, pair), pair, own)
+        self_modified = frozenset(before.changes())
+        program, asks = _export(net, pair)
+        graph = _graph(program, pair, _Tensors(net, before.tensors.values(), originals), self_modified, asks)
         _verify(graph, pair, expected)
     return graph
 
@@ -149,18 +137,23 @@ def calling(images: Tensor) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ModelRaised(
-            f"the model raised {type(error).__name__} on images of shape {tuple(images.shape)}: {error}. "
-            "Pass an example of the size, channels, dtype and device that the model accepts."
-        ) from error
+        raise model_raised(images, error) from error
 
 
-_CAPTURING = threading.RLock()  # export changes torch itself while it traces, and what is below is everybody's
-_EXPORTERS: list[int] = []  # the thread that holds it
+def model_raised(images: Tensor, error: Exception) -> ModelRaised:
+    """The model's own error, with what to do about it."""
+    return ModelRaised(
+        f"the model raised {type(error).__name__} on images of shape {tuple(images.shape)}: {error}. "
+        "Pass images of the size, channels, dtype and device that the model accepts."
+    )
 
 
-class _Hush:
-    """A stream that takes nothing from one thread, and hands on what the others write."""
+_CAPTURING = threading.RLock()  # export changes torch itself while it traces, for all threads
+_EXPORTERS: list[int] = []  # the thread that has the lock
+
+
+class _Silenced:
+    """A stream that drops what one thread writes, and passes on what the others write."""
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.thread = stream, threading.get_ident()
@@ -177,21 +170,21 @@ class _Hush:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Export prints whole graphs when it fails; what the user needs is in our error. Other threads go on speaking."""
-    hush: Any = _Hush(sys.stderr or io.StringIO())
+def _without_output() -> Iterator[None]:
+    """Export prints whole graphs when it fails; what the user needs is in our error. Other threads are not affected."""
+    silenced: Any = _Silenced(sys.stderr or io.StringIO())
     names = [name for name in [*logging.root.manager.loggerDict] if name.partition(".")[0] == "torch"]
     loggers = [logging.root, *map(logging.getLogger, names)]
     handlers = dict.fromkeys(h for logger in loggers for h in logger.handlers)
     for handler in handlers:
-        handler.addFilter(hush.filter)
+        handler.addFilter(silenced.filter)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(hush):
+        with warnings.catch_warnings(), contextlib.redirect_stderr(silenced):
             warnings.simplefilter("ignore")
             yield
     finally:
         for handler in handlers:
-            handler.removeFilter(hush.filter)
+            handler.removeFilter(silenced.filter)
 
 
 def exporting() -> bool:
@@ -212,28 +205,60 @@ def _exporter() -> Iterator[None]:
         _EXPORTERS.pop()
 
 
-def _export(model: nn.Module, pair: Tensor) -> torch.export.ExportedProgram:
+def _export(model: nn.Module, pair: Tensor) -> tuple[torch.export.ExportedProgram, bool]:
+    """The program, and whether its control flow depends on numbers in the model's tensors."""
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _CAPTURING, _quiet(), _exporter():
+    with _CAPTURING, _without_output(), _exporter():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
-            return functional(program)
+            return functional(program), False
         except Exception as error:
             first = error
         answers = constant_answers(model, pair)
         # the slower tracer takes a few models that the first one does not
         with contextlib.nullcontext() if answers is None else Answers(answers), contextlib.suppress(Exception):
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
-            return functional(program)
+            return functional(program), answers is not None
     reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
     raise CaptureError(
-        f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}. "
-        "Models whose control flow or output size depends on pixel values, or whose batch size is fixed, "
-        "cannot be used; wrap the part that is a plain function of the image."
+        f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}"
+        f"{_line_in_model(first)}. {WITHOUT_STATES}"
     ) from first
 
 
-def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[str]) -> Graph:
+def _line_in_model(error: Exception) -> str:
+    """The line of the user's model that cannot be captured, where torch names one."""
+    calls = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error).partition("following call raised")[2])
+    own = [call for call in calls if f"{os.sep}torch{os.sep}" not in call[0]]
+    return f" ({own[-1][0]}, line {own[-1][1]}, in {own[-1][2]})" if own else ""
+
+
+class _Tensors:
+    """The user's own tensors, by what export calls them."""
+
+    def __init__(self, net: nn.Module, tensors: Iterable[Tensor], originals: dict[int, Tensor]) -> None:
+        self.originals = originals
+        self.named = {
+            **dict(net.named_parameters(remove_duplicate=False)),
+            **dict(net.named_buffers(remove_duplicate=False)),
+        }
+        self.by_memory = {_memory(t): t for t in tensors if t.layout is torch.strided}
+
+    def find(self, target: str, exported: Tensor) -> Tensor:
+        """Export hands on parameters and buffers by name, and other tensors as views of the same memory."""
+        t = self.named.get(target)
+        if t is None:
+            t = self.by_memory.get(_memory(exported), exported) if exported.layout is torch.strided else exported
+        return self.originals.get(id(t), t)
+
+
+def _memory(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t.dtype, t.shape, t.stride()
+
+
+def _graph(
+    program: torch.export.ExportedProgram, pair: Tensor, tensors: _Tensors, self_modified: frozenset[str], asks: bool
+) -> Graph:
     signature = program.graph_signature
     state = {**program.state_dict, **program.constants}
     names = {
@@ -241,7 +266,7 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
         **signature.inputs_to_buffers,
         **signature.inputs_to_lifted_tensor_constants,
     }
-    constants = {placeholder: state[target].detach() for placeholder, target in names.items()}
+    constants = {placeholder: tensors.find(target, state[target]) for placeholder, target in names.items()}
     fx = program.graph
     image = next(n for n in fx.nodes if n.op == "placeholder" and n.name == signature.user_inputs[0])
     outputs = list(next(n for n in fx.nodes if n.op == "output").args[0])
@@ -254,6 +279,8 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
                 f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
                 "Wrap the part that gives outputs of a fixed size."
             )
+    read = {n.name for n in fx.nodes if n.op == "placeholder" and n.users}
+    decided = [t for name, t in constants.items() if asks or (name in read and not t.is_floating_point())]
     graph = Graph(
         fx=fx,
         image=image,
@@ -264,7 +291,8 @@ def _graph(program: torch.export.ExportedProgram, pair: Tensor, own: frozenset[s
         channels=int(pair.shape[1]),
         dtype=pair.dtype,
         device=pair.device,
-        own=own,
+        self_modified=self_modified,
+        decided=tuple(decided),
     )
     if not any(n in graph.from_image for n in graph.leaf_nodes):
         raise CaptureError(

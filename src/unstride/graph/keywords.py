@@ -1,6 +1,6 @@
 """A model called as its own library calls it: which of the inputs is the image, and which of the others may be there.
 
-the_image(model, None, {"pixel_values": images, "output_attentions": None})    # images
+image_argument(model, None, {"pixel_values": images, "output_attentions": None})    # images
 """
 
 import inspect
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from unstride.errors import InputError
 
-SPARED = ("labels",)  # only for a loss, and nothing is trained here
+IGNORED = ("labels",)  # only for a loss, and nothing is trained here
 
 
-def the_image(model: nn.Module, images: Any, inputs: dict[str, Any]) -> Any:
+def image_argument(model: nn.Module, images: Any, inputs: dict[str, Any]) -> Any:
     """The images among the inputs; an InputError for any other that asks for more than the model's own default."""
     parameters = inspect.signature(model.forward).parameters
-    rest = {name: value for name, value in inputs.items() if value is not None and name not in SPARED}
+    rest = {name: value for name, value in inputs.items() if value is not None and name not in IGNORED}
     if images is None:
         known = rest if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else parameters
         maps = [name for name, value in rest.items() if name in known and isinstance(value, Tensor) and value.ndim == 4]

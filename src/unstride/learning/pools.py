@@ -1,22 +1,21 @@
 """What a frozen network says about many states of an image, computed once: aligned maps, criteria, the label."""
 
+from __future__ import annotations
+
 import hashlib
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from unstride.data.batches import unpacked
 from unstride.engine.engine import Request
-from unstride.errors import ArtefactError, DataError, InputError
+from unstride.errors import DataError, InputError
 from unstride.geometry.states import State
 from unstride.graph.capture import check_images
 from unstride.procedure.aggregate import entropy, two_class
@@ -24,9 +23,8 @@ from unstride.procedure.align import Offset, align, align_covered
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search
 from unstride.procedure.tasks import Plan
-from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.cache import Cache, Values
 
-KIND = "pools"
 COARSE = 4  # cells a side: light and colour, not shape
 SHARP = 0.05  # a state of criterion c is expanded with probability ~ 1 / (c + SHARP)
 Draw = Callable[[str], "Search | Sequence[State]"]  # image key -> how its states are found
@@ -64,6 +62,18 @@ class Pool:
     @property
     def bytes(self) -> int:
         return self.maps.nbytes + self.criteria.nbytes
+
+    def values(self) -> Values:
+        """What a cache keeps of it."""
+        return {"maps": self.maps, "criteria": self.criteria, "label": self.label}
+
+    @staticmethod
+    def cached(cache: Cache, key: str) -> Pool:
+        """The pool that was kept."""
+        values = cache.get(key)
+        if values is None:
+            raise DataError(f"{cache.folder}: the maps of an image cannot be read back; start again")
+        return Pool(**values)
 
 
 def image_key(image: Tensor, label: int) -> str:
@@ -165,69 +175,3 @@ def batches(loader: Iterable[Any], what: str) -> Iterator[tuple[Tensor, list[int
         yield images, [int(y) for y in labels]
     if not some:
         raise DataError(f"{what}: the loader gave no batch")
-
-
-@dataclass(eq=False)
-class Store:
-    """Pools by image, in memory or in the files of a folder that several processes and a later run share."""
-
-    folder: Path | None
-    bytes: int = 0
-    _memory: dict[str, Pool] = field(default_factory=dict)
-    _files: dict[str, Path] = field(default_factory=dict)
-    _open: dict[Path, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.scan()
-
-    def scan(self) -> None:
-        """Know what lies in the folder; a damaged file is thrown away, and its images are computed again."""
-        for path in sorted(self.folder.glob("*.safetensors")) if self.folder is not None else ():
-            if path in self._files.values():
-                continue
-            try:
-                tensors, meta = read_artefact(path, KIND)
-                known = dict.fromkeys(meta["images"], path)
-            except (ArtefactError, KeyError, TypeError):
-                path.unlink(missing_ok=True)
-                continue
-            self._files.update(known)
-            self.bytes += sum(t.nbytes for t in tensors.values())
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._memory or key in self._files
-
-    def add(self, pools: dict[str, Pool]) -> None:
-        if not pools:
-            return
-        self.bytes += sum(p.bytes for p in pools.values())
-        if self.folder is None:
-            self._memory.update(pools)
-            return
-        tensors = {f"{k}.{name}": getattr(p, name) for k, p in pools.items() for name in ("maps", "criteria")}
-        meta = {"kind": KIND, "images": {k: p.label for k, p in pools.items()}}
-        name = hashlib.sha256(" ".join(sorted(pools)).encode()).hexdigest()[:24]
-        path = write_artefact(self.folder / f"{name}.safetensors", tensors, meta)
-        self._files.update(dict.fromkeys(pools, path))
-
-    def clear(self) -> None:
-        for path in set(self._files.values()):
-            path.unlink(missing_ok=True)
-        self._memory.clear()
-        self._files.clear()
-        self._open.clear()
-        self.bytes = 0
-
-    def __getitem__(self, key: str) -> Pool:
-        if key in self._memory:
-            return self._memory[key]
-        path = self._files[key]
-        if path not in self._open:
-            file = safe_open(path, framework="pt")
-            self._open[path] = (file, _labels(file))
-        file, labels = self._open[path]
-        return Pool(file.get_tensor(f"{key}.maps"), file.get_tensor(f"{key}.criteria"), labels[key])
-
-
-def _labels(file: Any) -> dict[str, int]:
-    return dict(json.loads(file.metadata()["unstride"])["meta"]["images"])

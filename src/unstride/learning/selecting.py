@@ -1,6 +1,5 @@
 """One set of states for every image, chosen on labelled images: no search at test time, and it can be exported."""
 
-import hashlib
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,13 +14,16 @@ from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import InputError, OptionError
 from unstride.geometry.states import State, StateSpace
-from unstride.learning.pools import Store, batches, draw_pools, finish, image_key
+from unstride.learning.pools import Pool, batches, draw_pools, finish, image_key
+from unstride.models.weights import place
 from unstride.procedure.align import coverage
 from unstride.procedure.options import Options
 from unstride.procedure.static import Fixed
 from unstride.procedure.tasks import Plan
-from unstride.storage.fingerprint import fingerprint
+from unstride.storage.cache import Cache, RunKey
+from unstride.storage.fingerprint import computation_key
 from unstride.storage.progress import progress
+from unstride.storage.provenance import versions
 
 BY = ("accuracy", "likelihood")
 GROUP = 64  # images whose candidates are in memory together
@@ -115,7 +117,7 @@ def select_states(
     space = plan.found.space
     pool = _default(space, options.layers) if candidates is None else [space.parse(s) for s in candidates]
     pool = list(dict.fromkeys([space.zero, *pool]))
-    store = Store(Path(cache_dir) / _name(better, options, pool) if cache_dir is not None else None)
+    store = Cache.open(None if cache_dir is None else Path(cache_dir), _run_key(better, first, options, pool))
     keys = _draw(better, plan, options, loader, pool, store, show)
     groups = [_Group(plan, options, pool, store, keys[i : i + GROUP]) for i in range(0, len(keys), GROUP)]
     history = _greedy(pool, groups, budget, by, len(keys), show)
@@ -132,13 +134,15 @@ def _default(space: StateSpace, layers: Sequence[int]) -> list[State]:
     return near[:MOST]
 
 
-def _name(better: Enhanced, options: Options, pool: Sequence[State]) -> str:
-    what = [fingerprint(better.model), better.recipe.space, options.align, options.border, pool]
-    return f"candidates-{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}"
+def _run_key(better: Enhanced, images: Tensor, options: Options, pool: Sequence[State]) -> RunKey:
+    states = [state.selections for state in pool]
+    model = computation_key(better.model, images[:1].to(*place(better.model)))
+    settings = {"model": model, "space": better.recipe.space, "align": options.align, "border": options.border}
+    return RunKey("candidates", {**settings, "states": states, "versions": versions()})
 
 
 def _draw(
-    better: Enhanced, plan: Plan, options: Options, loader: Iterable[Any], pool: list[State], store: Store, show: bool
+    better: Enhanced, plan: Plan, options: Options, loader: Iterable[Any], pool: list[State], store: Cache, show: bool
 ) -> list[str]:
     """Maps of all candidates of all images, once; the images' keys."""
     keys: list[str] = []
@@ -156,7 +160,7 @@ def _draw(
                 fresh = [k for k, key in enumerate(mine) if key not in store]
                 if fresh:
                     pools = draw_pools(plan, x[fresh], [y[k] for k in fresh], lambda key: pool, options)
-                    store.add({mine[k]: p for k, p in zip(fresh, pools, strict=True)})
+                    store.put({mine[k]: p.values() for k, p in zip(fresh, pools, strict=True)})
             advance(1, "")
     return keys
 
@@ -168,7 +172,7 @@ class _Group:
     plan: Plan
     options: Options
     pool: list[State]
-    store: Store
+    store: Cache
     keys: list[str]
 
     def __post_init__(self) -> None:
@@ -177,7 +181,7 @@ class _Group:
 
     def load(self) -> tuple[Tensor, Tensor, Tensor]:
         """Weighted maps (P, n, C, H, W), weights (P, n, 1, H, W), labels (n,)."""
-        pools = [self.store[k] for k in self.keys]
+        pools = [Pool.cached(self.store, k) for k in self.keys]
         maps = torch.stack([p.maps for p in pools], 1).float()
         w = torch.stack([p.criteria for p in pools], 1)
         w = (1.0 - w).clamp(min=1e-6) if self.options.aggregate == "entropy" else torch.ones_like(w)

@@ -1,12 +1,12 @@
 """Loader -> pools: what a training's maps depend on (`Job`), and where they are kept (`Source`)."""
 
-import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unstride.data.items import check_labels
@@ -15,18 +15,20 @@ from unstride.errors import InputError
 from unstride.learning.pools import (
     Pool,
     SampledSearch,
-    Store,
     batches,
     draw_pools,
     image_key,
     unfamiliar,
 )
+from unstride.models.weights import place
 from unstride.procedure.options import Options
 from unstride.procedure.search import Search
 from unstride.procedure.tasks import Plan
+from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World
-from unstride.storage.fingerprint import fingerprint
+from unstride.storage.fingerprint import computation_key, text_digest
 from unstride.storage.progress import progress
+from unstride.storage.provenance import versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +60,16 @@ class Job:
             out += draw_pools(self.plan, images[part_of], labels[part_of], draw, self.options)
         return out
 
+    def settings(self) -> dict[str, Any]:
+        """What the maps of an image depend on, beside the image."""
+        o, found, graph = self.options, self.plan.found, self.plan.graph
+        probe = torch.zeros(1, graph.channels, *graph.size).to(*place(self.better.model))
+        what = [found.space.rates, found.space.strides, self.plan.space, self.budget, self.familiar, self.seed]
+        what += [o.layers, o.align, o.border, str(graph.dtype)]
+        return {"model": computation_key(self.better.model, probe), "maps": what, "versions": versions()}
+
     def key(self, *more: Any) -> str:
-        o, found = self.options, self.plan.found
-        what = [fingerprint(self.better.model), found.space.rates, found.space.strides, self.plan.space, self.budget]
-        what += [self.familiar, self.seed, o.layers, o.align, o.border, str(self.plan.graph.dtype), *more]
-        return hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+        return text_digest([self.settings(), more])[:24]
 
 
 class Source:
@@ -73,7 +80,8 @@ class Source:
     ) -> None:
         self.job, self.loader, self.part, self.cached = job, loader, part, True
         self.keys: list[str] = []
-        self.store = Store(folder / f"{part}-{job.key()}" if folder is not None else None)
+        self.store = Cache.open(folder, RunKey(part, job.settings()))
+        earlier = set(self.store)
         total = len(loader) if isinstance(loader, Sized) else None
         with progress(f"maps of {part} images", total, show and us.leads) as advance:
             for number, (images, labels) in enumerate(self._batches()):
@@ -85,10 +93,12 @@ class Source:
                     expected = sum(p.bytes for p in pools) * (total or 1) if number < us.size else 0
                     self.cached = max(self.store.bytes, expected) <= limit
                     if self.cached:
-                        self.store.add({keys[i]: p for i, p in zip(fresh, pools, strict=True)})
+                        self.store.put({keys[i]: p.values() for i, p in zip(fresh, pools, strict=True)})
                 advance(1, "")
         us.wait()
-        self.store.scan()
+        self.store.reload()
+        if us.leads:
+            tell_reused(sum(key in earlier for key in self.keys), len(self.keys), self.store.folder)
         self.cached &= all(k in self.store for k in self.keys)
         us.wait()
         if not self.cached and us.leads:
@@ -109,7 +119,7 @@ class Source:
             if shuffled:
                 random.Random(f"{self.job.seed} {epoch}").shuffle(order)
             for i in range(0, len(order), size):
-                yield [self.store[k] for k in order[i : i + size]]
+                yield [Pool.cached(self.store, k) for k in order[i : i + size]]
             return
         for images, labels in self._batches():
             for i in range(0, len(labels), size):

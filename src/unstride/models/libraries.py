@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from unstride.compat import import_torchvision
 from unstride.errors import SpecError, UnstrideWarning
-from unstride.models.tasks import told_task
-from unstride.procedure.meaning import TASKS
+from unstride.models.tasks import library_task
+from unstride.tasks.tasks import TASKS
 from unstride.views.images import Preprocess
 
 _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
@@ -31,6 +32,7 @@ class Blueprint:
     task: Callable[[nn.Module], str]
     classes: Callable[[nn.Module], tuple[str, ...]] = lambda model: ()
     decoder_random: bool = False  # also of what is called pretrained
+    convert: Callable[[Mapping[str, Tensor], str], Mapping[str, Tensor]] = lambda state, origin: state  # a checkpoint's
 
 
 def close_to(name: str, known: Iterable[str]) -> str:
@@ -45,6 +47,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _optional(module: str, extra: str) -> Any:
+    import_torchvision()  # which these libraries need
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -52,6 +55,7 @@ def _optional(module: str, extra: str) -> Any:
 
 
 def _torchvision(name: str) -> Blueprint:
+    import_torchvision()
     import torchvision
     from torchvision.models import get_model, get_model_weights, list_models
 
@@ -107,12 +111,14 @@ def _side(size: Any) -> int | tuple[int, int] | None:
 
 def imagenet_names() -> tuple[str, ...]:
     """The 1,000 class names in the order that torchvision and timm share."""
+    import_torchvision()
     from torchvision.models import ResNet18_Weights
 
     return tuple(ResNet18_Weights.DEFAULT.meta["categories"])
 
 
 def _timm(name: str) -> Blueprint:
+    import_torchvision()
     import timm
 
     if not timm.is_model(name):
@@ -254,7 +260,7 @@ class _Transformers:
         return Preprocess(resize=size, crop=size)
 
     def task(self, model: Any) -> str:
-        return told_task(model) or "classification"
+        return library_task(model) or "classification"
 
     def classes(self, model: Any) -> tuple[str, ...]:
         names = tuple(model.config.id2label[i] for i in sorted(model.config.id2label))
@@ -268,15 +274,15 @@ class _Transformers:
 
     def _segments(self, config: Any) -> bool:
         # A saved model names its class; a bare name means the classifier where there is one, except for SegFormer.
-        told = " ".join(config.architectures or ())
+        names = " ".join(config.architectures or ())
         only = {*self.segmenters} - ({*self.classifiers} - {"segformer"})
-        return "Segmentation" in told if told else config.model_type in only
+        return "Segmentation" in names if names else config.model_type in only
 
     def _auto(self, config: Any) -> Any:
         hf = self.hf
-        told = " ".join(config.architectures or ())
+        names = " ".join(config.architectures or ())
         only = {*self.depths} - {*self.segmenters} - {*self.classifiers}
-        if "DepthEstimation" in told if told else config.model_type in only:
+        if "DepthEstimation" in names if names else config.model_type in only:
             return hf.AutoModelForDepthEstimation
         return hf.AutoModelForSemanticSegmentation if self._segments(config) else hf.AutoModelForImageClassification
 
@@ -315,4 +321,34 @@ def from_transformers(settings: Mapping[str, Any]) -> Preprocess:
     )
 
 
-LIBRARIES: dict[str, Callable[[str], Blueprint]] = {"torchvision": _torchvision, "timm": _timm, "smp": _smp, "hf": _hf}
+def _paper(name: str) -> Blueprint:
+    from unstride.models import paper_networks
+
+    network = paper_networks.get(name)
+
+    def build(classes: int | None = None, names: Iterable[str] = ()) -> nn.Module:
+        return network.build(network.classes if classes is None else classes)
+
+    def pretrained() -> nn.Module:
+        raise SpecError(
+            f"paper:{network.name}: no library fetches its weights. They are {network.checkpoint}; give the path of "
+            "that file, or weights random where accuracy does not matter"
+        )
+
+    return Blueprint(
+        build,
+        pretrained,
+        lambda kind, model: network.preprocess,
+        lambda model: network.task,
+        lambda model: imagenet_names() if network.classes == 1000 else (),
+        convert=lambda state, origin: paper_networks.convert(network, state, origin),
+    )
+
+
+LIBRARIES: dict[str, Callable[[str], Blueprint]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+    "smp": _smp,
+    "hf": _hf,
+    "paper": _paper,
+}

@@ -1,6 +1,6 @@
-"""What a model's output means, without being told: what its library says, otherwise what its shape suggests.
+"""What a model's output means: what its library says, otherwise what its shape suggests.
 
-told_task(timm.create_model("vit_tiny_patch16_224", num_classes=0))    # "embedding"
+library_task(timm.create_model("vit_tiny_patch16_224", num_classes=0))    # "embedding"
 guess(model, images[:1])                                               # Guess("classification", "output (B, ...")
 """
 
@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from unstride.errors import CaptureError, ModelRaised
 from unstride.graph.capture import calling
-from unstride.graph.twin import twin
-from unstride.procedure.meaning import TASKS, task_named
+from unstride.graph.evaluation import evaluation_copy
+from unstride.tasks.tasks import TASKS, task_named
 
 _SEGMENTS = 16  # a map this many times smaller than the image is features rather than classes of pixels
 ASSUMED = "assumed: nothing says so"
@@ -45,22 +45,31 @@ def task_of(asked: Any, model: nn.Module, example: Tensor, recipe_says: bool = F
     return Guess(None) if recipe_says else guess(model, example)
 
 
+def known_task(asked: Any, model: nn.Module, recipe_says: bool = False) -> Guess:
+    """The same without an example: what the user, the recipe or the model's library says, else classification."""
+    if asked not in (None, "auto") or recipe_says:
+        return Guess(None if asked in (None, "auto") else task_named(asked).name)
+    check_kind(model)
+    known = library_task(model)
+    return Guess(known) if known is not None else Guess("classification", "an output of scores, one for each class")
+
+
 def guess(model: nn.Module, example: Tensor) -> Guess:
     """The task of a model, from its library or, with one forward of the example, from the shape of what it returns."""
-    told = told_task(model)
-    if told not in (None, "embedding"):
-        return Guess(told)
+    known = library_task(model)
+    if known not in (None, "embedding"):
+        return Guess(known)
     try:
         with torch.inference_mode(False), torch.no_grad(), calling(example):
-            output = twin(model)(example[:1].clone())
+            output = evaluation_copy(model)(example[:1].clone())
     except ModelRaised:  # a capture will say what it raises, and pad the image where that may help
-        return Guess(told or "classification")
+        return Guess(known or "classification")
     leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not leaves:
         kinds = ", ".join(sorted(set(map(_kind, tree_leaves(output))))) or "nothing"
         raise CaptureError(f"the model returns {kinds}; unstride needs a tensor of floats, with a row for each image")
     shapes = [tuple(leaf.shape) for leaf in leaves]
-    if told is not None:  # a tower without a pooled vector gives features
+    if known is not None:  # a tower without a pooled vector gives features
         pooled = any(len(s) == 2 or (len(s) > 2 and set(s[2:]) == {1}) for s in shapes)
         return Guess("embedding" if pooled else "features")
     task, leaf = _by_shape(shapes, example)
@@ -100,7 +109,7 @@ def _by_shape(shapes: Sequence[tuple[int, ...]], example: Tensor) -> tuple[str, 
 # ------------------------------------------------------------------------------------------ what libraries say
 
 
-def told_task(model: nn.Module) -> str | None:
+def library_task(model: nn.Module) -> str | None:
     """The task that the model's library or its own configuration names; None where nobody says."""
     library = type(model).__module__.partition(".")[0]
     found = {"transformers": _transformers, "timm": _timm, "segmentation_models_pytorch": _smp, "torchvision": _tv}
@@ -110,8 +119,8 @@ def told_task(model: nn.Module) -> str | None:
 def _transformers(model: Any) -> str | None:
     name = type(model).__name__
     if "ForImageClassification" in name:
-        told = {"multi_label_classification": "multilabel", "regression": "regression"}
-        return told.get(getattr(model.config, "problem_type", None) or "", "classification")
+        kinds = {"multi_label_classification": "multilabel", "regression": "regression"}
+        return kinds.get(getattr(model.config, "problem_type", None) or "", "classification")
     if "ForSemanticSegmentation" in name:
         return "segmentation"
     if "ForDepthEstimation" in name:
@@ -143,21 +152,21 @@ def _tv(model: Any) -> str | None:
 
 
 def check_kind(model: nn.Module) -> None:
-    """One sentence on models whose answers are not of a kind that looks can be merged in, and what to do instead."""
+    """A CaptureError for models whose outputs cannot be combined over passes; it says what to do instead."""
     where, name = type(model).__module__, type(model).__name__
     boxes = where.startswith("torchvision.models.detection") and "backbone" not in where
     masks = "ForUniversalSegmentation" in name or name.startswith("MaskFormerFor")
     if boxes or "ForObjectDetection" in name or ("ForInstanceSegment" in name and not masks):
         attribute = "model.backbone" if boxes else "its backbone"
         raise CaptureError(
-            f"{name} is a detector: the boxes of several looks cannot be averaged. Enhance its backbone instead, "
+            f"{name} is a detector: the boxes of several passes cannot be averaged. Enhance its backbone instead, "
             f"{attribute} = unstride.enhance({attribute}, example, task='features')"
         )
     if where.startswith("torchvision.models.optical_flow"):
-        raise CaptureError(f"{name} takes two images; unstride looks again at one, so optical flow cannot be used")
+        raise CaptureError(f"{name} takes two images, and passes of unstride see one, so optical flow cannot be used")
     if masks:
         raise CaptureError(
-            f"{name} returns masks for queries, whose order may change between looks; wrap it to return per-pixel "
+            f"{name} returns masks for queries, whose order may change between passes; wrap it to return per-pixel "
             "scores of classes, torch.einsum('bqc,bqhw->bchw', out.class_queries_logits.softmax(-1)[..., :-1], "
             "out.masks_queries_logits.sigmoid()).log(), and pass task='segmentation'"
         )

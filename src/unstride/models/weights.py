@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unstride.errors import ArtefactError, SpecError
-from unstride.storage.archives import check_inflation
+from unstride.storage.files import check_inflation
 
 # What trainers put around the weights, and what wrappers put before their names.
 _ENVELOPES = ("state_dict", "model_state_dict", "model")

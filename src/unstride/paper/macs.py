@@ -15,7 +15,7 @@ from unstride.geometry.report import inspect
 from unstride.graph.ops import op_name
 from unstride.paper.exhibits import Exhibit, Value
 from unstride.procedure.search import default_layers
-from unstride.views import policies
+from unstride.recipe import policies
 
 SPECS = {"ResNet18": "torchvision:resnet18", "MobileNetV2": "torchvision:mobilenet_v2"}
 GPS_VIEWS = 3
@@ -55,7 +55,7 @@ def work(model: str, budgets: tuple[int, ...] = (3, 10, 15)) -> Work:
     """`work("ResNet18").ours[10]`: with random weights, on noise; which states a search visits moves it a little."""
     loaded = models.load(SPECS[model], weights=None)
     images = torch.randn(_IMAGES, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    better = enhance(loaded.model, images[:1], max(budgets), optimise=False)  # folded norms could not be counted
+    better = enhance(loaded.model, images[:1], max(budgets), execution="auto")  # folded norms could not be counted
     plan = better.prepare(images[:1])
     graph, found = plan.graph, plan.found
     costs = better.costs(images, budgets)

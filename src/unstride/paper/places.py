@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from unstride import models
+from unstride.compat import import_torchvision
 from unstride.data import Dataset
 from unstride.data import load as load_data
 from unstride.errors import DataError, OptionError
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.paper.exhibits import SEGMENTATION
 from unstride.views.images import Preprocess
 
@@ -36,9 +37,9 @@ class Place(Protocol):
     def key(self, model: str, data: str) -> str:
         """What is the same network on the same images has the same key."""
 
-    def load(self, model: str, data: str) -> Loaded: ...
-    def test(self, loaded: Loaded, data: str) -> Dataset: ...
-    def fitting(self, loaded: Loaded, data: str) -> Splits: ...
+    def load(self, model: str, data: str) -> LoadedModel: ...
+    def test(self, loaded: LoadedModel, data: str) -> Dataset: ...
+    def fitting(self, loaded: LoadedModel, data: str) -> Splits: ...
 
 
 class Nowhere:
@@ -53,13 +54,13 @@ class Nowhere:
     def key(self, model: str, data: str) -> str:
         return f"{model} on {data}"
 
-    def load(self, model: str, data: str) -> Loaded:
+    def load(self, model: str, data: str) -> LoadedModel:
         raise DataError(f"{model} on {data}: there is no data")
 
-    def test(self, loaded: Loaded, data: str) -> Dataset:
+    def test(self, loaded: LoadedModel, data: str) -> Dataset:
         raise DataError(f"{data}: there is no data")
 
-    def fitting(self, loaded: Loaded, data: str) -> Splits:
+    def fitting(self, loaded: LoadedModel, data: str) -> Splits:
         raise DataError(f"{data}: there is no data")
 
 
@@ -86,13 +87,13 @@ class Sample:
     def key(self, model: str, data: str) -> str:
         return self._name(data)
 
-    def load(self, model: str, data: str) -> Loaded:
+    def load(self, model: str, data: str) -> LoadedModel:
         return models.load(self._name(data))
 
-    def test(self, loaded: Loaded, data: str) -> Dataset:
+    def test(self, loaded: LoadedModel, data: str) -> Dataset:
         return _part(load_data(self._name(data), loaded.preprocess), 0, 2, self.limit)
 
-    def fitting(self, loaded: Loaded, data: str) -> Splits:
+    def fitting(self, loaded: LoadedModel, data: str) -> Splits:
         train, validation = _sizes(self.limit)
         rest = load_data(self._name(data), loaded.preprocess)
         return _part(rest, 1, 4, train), _part(rest, 3, 4, validation)
@@ -165,7 +166,7 @@ class Root:
     def key(self, model: str, data: str) -> str:
         return f"{_slug(model)}-{data}"
 
-    def load(self, model: str, data: str) -> Loaded:
+    def load(self, model: str, data: str) -> LoadedModel:
         source = self._source(model, _images(data))
         if source is None:
             raise DataError(f"{self.path}: nothing there gives {model} for {data}")
@@ -175,13 +176,13 @@ class Root:
             loaded = replace(loaded, preprocess=Preprocess())
         return loaded
 
-    def test(self, loaded: Loaded, data: str) -> Dataset:
+    def test(self, loaded: LoadedModel, data: str) -> Dataset:
         if data == "imagenet-train":
             return _part(self._split(loaded, "imagenet", "train"), 3, 4, min(self.limit or VALIDATION, VALIDATION))
         whole = self._split(loaded, data, None)
         return whole if self.limit is None else _part(whole, 0, 1, self.limit)
 
-    def fitting(self, loaded: Loaded, data: str) -> Splits:
+    def fitting(self, loaded: LoadedModel, data: str) -> Splits:
         train, validation = _sizes(self.limit)
         if data == "flowers102":
             return tuple(
@@ -191,7 +192,7 @@ class Root:
         whole = self._split(loaded, _images(data), "train")
         return _part(whole, 1, 4, train), _part(whole, 3, 4, validation)
 
-    def _split(self, loaded: Loaded, data: str, split: str | None) -> Dataset:
+    def _split(self, loaded: LoadedModel, data: str, split: str | None) -> Dataset:
         return load_data(LAYOUTS[data][0].format(self.path), loaded.preprocess, split)
 
     def _source(self, model: str, data: str) -> tuple[str, str] | None:
@@ -212,8 +213,9 @@ class Root:
         return spec, "first" if model in TORCHVISION else "default"
 
 
-def _first_weights(spec: str, name: str) -> Loaded:
+def _first_weights(spec: str, name: str) -> LoadedModel:
     """torchvision's IMAGENET1K_V1; its default is a later recipe with other accuracies."""
+    import_torchvision()
     from torchvision.models import get_model_weights
 
     loaded = models.load(spec, weights=None)

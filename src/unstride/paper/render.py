@@ -13,7 +13,7 @@ from unstride.errors import NotWritten
 from unstride.paper.exhibits import Value
 from unstride.paper.reproducing import Result
 from unstride.show.style import save
-from unstride.storage.outputs import write_whole
+from unstride.storage.files import write_atomic
 
 Grid = tuple[list[str], list[list[str]]]
 
@@ -65,7 +65,7 @@ def write(result: Result, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for suffix, make in FORMATS.values():
             path = folder / f"{result.exhibit.name}{suffix}"
-            write_whole(path, make(result).encode())
+            write_atomic(path, make(result).encode())
             paths.append(path)
     except OSError as error:
         warnings.warn(NotWritten(f"{folder}: cannot be written to ({error.strerror or error})"), stacklevel=2)

@@ -12,18 +12,20 @@ from typing import Any
 
 import torch
 
+from unstride.data import Dataset
 from unstride.data.batches import Batches
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import ArtefactError
 from unstride.evaluation import Row, evaluate
 from unstride.evaluation.metrics import score
 from unstride.evaluation.runner import make_tta
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.paper import macs
 from unstride.paper.catalogue import get
 from unstride.paper.exhibits import LEARNED, PERCENT, Cell, Exhibit, Run, Value
 from unstride.paper.places import Nowhere, Place
 from unstride.storage.artefacts import read_artefact, write_artefact
+from unstride.storage.fingerprint import computation_key
 from unstride.tta import TTA
 
 COUNTED = ("gmacs", "macs")
@@ -106,7 +108,7 @@ class Job:
     epochs: int
     seed: int
     progress: bool
-    loaded: dict[str, Loaded] = field(default_factory=dict)
+    loaded: dict[str, LoadedModel] = field(default_factory=dict)
     plain: dict[str, Enhanced] = field(default_factory=dict)
     fitted: dict[Key, Enhanced] = field(default_factory=dict)
     rows: dict[tuple[Any, ...], Row] = field(default_factory=dict)
@@ -199,7 +201,7 @@ class Job:
         ]
 
     # -- models
-    def _loaded(self, run: Run) -> Loaded:
+    def _loaded(self, run: Run) -> LoadedModel:
         key = self.place.key(run.model, run.data)
         if key not in self.loaded:
             self.loaded[key] = self.place.load(run.model, run.data)
@@ -234,7 +236,7 @@ class Job:
         assert better.attention is not None
         loaded = self._loaded(run)
         train, validation = self.place.fitting(loaded, run.data)
-        about = [key, train.fingerprint(), validation.fingerprint(), self.epochs, self.seed, self.place.lr]
+        about = [key, *self._inputs(better, train, validation), self.place.lr]
         file = self._file("attention", about)
         try:
             tensors, _ = read_artefact(file, KIND)
@@ -261,7 +263,7 @@ class Job:
         """The file of a TTA whose weights were fitted on the logits of this run's own model and budget."""
         loaded, better = self._loaded(run), self._enhanced(run)
         train, validation = self.place.fitting(loaded, run.data)
-        about = [self._row_key(run), train.fingerprint(), validation.fingerprint(), self.epochs, self.seed]
+        about = [self._row_key(run), *self._inputs(better, train, validation)]
         file = self._file("tta", about)
         if file.is_file():
             return file
@@ -280,12 +282,17 @@ class Job:
         tta.fit(
             Batches(train, _BATCH, preprocess=seen),
             Batches(validation, _BATCH, preprocess=seen),
-            cache_dir=self.folder / "logits" / _digest([self._where(run), self._how(run), run.budget]),
+            cache_dir=self.folder / "logits" / _digest([self._where(run), self._how(run), run.budget, about]),
             seed=self.seed,
             progress=self.progress,
         )
         file.parent.mkdir(parents=True, exist_ok=True)
         return tta.save(file)
+
+    def _inputs(self, better: Enhanced, train: Dataset, validation: Dataset) -> list[object]:
+        """What a fit depends on, whatever its model and data are called."""
+        model = computation_key(better.model)
+        return [model, train.fingerprint(), validation.fingerprint(), self.epochs, self.seed]
 
     def _file(self, what: str, about: object) -> Path:
         folder = self.folder / what

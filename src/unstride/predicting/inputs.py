@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from unstride.errors import DataError
+from unstride.storage.contents import file_stamp
 from unstride.views.images import is_image_name
-from unstride.views.volumes import is_volume_name
 
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 MEMBER_BYTES = 1 << 28  # of one image in a tar: it is read whole
@@ -34,6 +34,7 @@ class Entry:
 
     name: str
     fetch: Callable[[], Path | bytes]
+    file: Path | None = None  # where it lies in a file of its own, or in a tar named by a list
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,27 @@ def entries(inputs: Sequence[str | Path]) -> Iterator[Entry]:
 
 
 def survey(inputs: Sequence[str | Path]) -> Survey:
-    """One pass over the names. Compressed tars are not unpacked for it: size and date stand for what they hold."""
+    """One pass over the names, with the size and time of each file. Compressed tars are not unpacked for it."""
     digest, count, known = hashlib.sha256(), 0, True
     for one in map(str, inputs):
-        if _is_tar(one):
-            stat = Path(_checked(one)).stat()
-            digest.update(f"{one}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-            if not one.lower().endswith(".tar"):
-                known = False
-                continue
+        for file in _containers(_checked(one)):
+            digest.update(f"{one}|{file_stamp(file)}\n".encode(errors="surrogateescape"))
+        if _is_tar(one) and not one.lower().endswith(".tar"):
+            known = False
+            continue
         for entry in entries([one]):
-            digest.update(f"{entry.name}\n".encode(errors="surrogateescape"))
+            stamp = "" if entry.file is None else file_stamp(entry.file)
+            digest.update(f"{entry.name}|{stamp}\n".encode(errors="surrogateescape"))
             count += 1
     return Survey(count if known else None, digest.hexdigest()[:16])
+
+
+def _containers(given: str) -> list[Path]:
+    """The files that hold several images, or their names."""
+    path = Path(given.removeprefix("@").removeprefix("hf:"))
+    if given.startswith("hf:") or (path.is_dir() and _is_hf(path)):
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    return [path] if _is_tar(given) else []
 
 
 def _checked(given: str) -> str:
@@ -87,7 +96,7 @@ def _entries(given: str) -> Iterator[Entry]:
     elif path.is_dir():
         yield from _folder(path, set(), [])
     else:
-        yield Entry(given, partial(_itself, path))
+        yield Entry(given, partial(_itself, path), path)
 
 
 def _list(path: Path) -> Iterator[Entry]:
@@ -114,7 +123,7 @@ def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
         if path.is_dir():
             yield from _folder(path, seen, [*above, here])
         elif (is_image_name(path) or is_volume_name(path)) and not _elsewhere(path, [*above, here]):
-            yield Entry(str(path), partial(_itself, path))
+            yield Entry(str(path), partial(_itself, path), path)
 
 
 def _elsewhere(path: Path, above: Sequence[str]) -> bool:
@@ -133,7 +142,7 @@ def _tar(path: Path) -> Iterator[Entry]:
         with tarfile.open(path, "r:" if plain else "r|*") as tar:
             while (member := tar.next()) is not None:
                 if member.isreg() and is_image_name(Path(member.name)):
-                    yield Entry(f"{path}/{member.name}", partial(_member, tar, member))
+                    yield Entry(f"{path}/{member.name}", partial(_member, tar, member), path)
                 tar.members = []  # type: ignore[attr-defined]  # it would remember every one
     except _BROKEN as error:
         text = f"{path}: the shard is damaged ({error}); what came before is done, the rest cannot be read"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import io
-import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import IO, Any
 
 from unstride.errors import DataError, OptionError
 from unstride.predicting.rows import Columns, Row
-from unstride.storage import outputs, strict
+from unstride.storage import files, strict_json
+from unstride.storage.artefacts import cannot_write
+from unstride.storage.cache import Cache, RunKey
 
 FORMATS = (".jsonl", ".csv", ".parquet")
 PART = 256  # images; batches do not reach across, so that rows do not depend on who made the part, or when
@@ -32,37 +33,14 @@ class Parts:
     def beside(out: Path) -> Parts:
         return Parts(out.with_name(out.name + ".parts"))
 
-    def file(self, number: int) -> Path:
-        return self.folder / f"{number:06d}.jsonl"
-
-    def done(self) -> set[int]:
-        return {int(path.stem) for path in self.folder.glob("*.jsonl") if path.stem.isdecimal()}
-
-    def save(self, number: int, rows: Sequence[Row]) -> None:
-        outputs.write_whole(self.file(number), "".join(strict.dumps(row) + "\n" for row in rows).encode())
-
-    def claim(self, run: str) -> None:
-        """These are the parts of `run`; those of another are not touched."""
-        mark = self.folder / "run"
-        if not mark.exists():
-            outputs.write_whole(mark, run.encode())
-        elif mark.read_text() != run:
+    def check(self, key: RunKey) -> None:
+        """These are the parts of one run; those of another are not touched."""
+        others = [path for path in self.folder.glob("predict-*") if path.name != f"predict-{key.digest}"]
+        if any(any(path.glob("*.safetensors")) for path in others):
             raise OptionError(
                 f"{self.folder}: holds finished parts of another run (other images, model, recipe or version). Start "
                 "that one again, give another --out, or remove the folder"
             )
-
-    def rows(self, count: int) -> Iterator[Row]:
-        """All rows in order; a part that was lost is said."""
-        for number in range(-(-count // PART)):
-            lines = self.file(number).read_bytes().splitlines() if self.file(number).is_file() else []
-            if len(lines) != min(PART, count - number * PART):
-                raise DataError(
-                    f"{self.file(number)}: it holds {len(lines)} rows; remove it and start again. Under torchrun, do "
-                    "all processes see the same folder?"
-                )
-            for line in lines:
-                yield json.loads(line)
 
     def remove(self) -> None:
         """All at once, so that a crash here leaves nothing that looks like a run."""
@@ -72,28 +50,74 @@ class Parts:
         shutil.rmtree(gone, ignore_errors=True)
 
 
+def name_of(number: int) -> str:
+    """The item of a part in the cache."""
+    return f"{number:06d}"
+
+
+def finished(cache: Cache) -> set[int]:
+    """The numbers of the parts that are done."""
+    return {int(item) for item in cache}
+
+
+def all_rows(cache: Cache, count: int) -> Iterator[Row]:
+    """All rows in order; a missing part is an error."""
+    for number in range(-(-count // PART)):
+        rows = (cache.get(name_of(number)) or {"rows": []})["rows"]
+        if len(rows) != min(PART, count - number * PART):
+            raise DataError(
+                f"{cache.folder}: part {number} holds {len(rows)} rows; remove the folder and start again. Under "
+                "torchrun, do all processes see the same folder?"
+            )
+        yield from rows
+
+
+class CountedRows:
+    """Rows as they pass, counted."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self.rows, self.errors, self.good, self.changed, self.cost = rows, 0, 0, 0.0, 0.0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self.rows:
+            if row["error"] is not None:
+                self.errors += 1
+            else:
+                self.good += 1
+                self.changed += row["changed"]
+                self.cost += row["cost"]
+            yield row
+
+
 def check_out(out: Path) -> None:
     """Whether the table can be written, before the work."""
     if out.suffix.lower() not in FORMATS:
         raise OptionError(
             f"--out {out}: wanted the name of a table that ends in {' '.join(FORMATS)}; masks and other maps go to a "
-            f"folder beside it, as {out.stem}.masks/ of {out.stem}.csv"
+            f"folder beside it, as {out.stem}.csv.masks/ of {out.stem}.csv"
         )
-    outputs.check_file(out, "--out")
+    files.check_file(out, "--out")
     if out.suffix.lower() == ".parquet":
         _pyarrow()
 
 
 def write_table(out: Path, columns: Columns, rows: Iterator[Row]) -> None:
     """Rows as they come -> OUT, whole or not at all."""
-    with outputs.whole_file(out) as file:
-        if out.suffix.lower() == ".jsonl":
-            for row in rows:
-                file.write((strict.dumps(row) + "\n").encode())
-        elif out.suffix.lower() == ".csv":
-            _write_csv(file, columns, rows)
-        else:
-            _write_parquet(file, columns, rows)
+    try:
+        with files.open_atomic(out) as file:
+            _write(file, out.suffix.lower(), columns, rows)
+    except OSError as error:
+        raise cannot_write(out, error) from error
+
+
+def _write(file: IO[bytes], suffix: str, columns: Columns, rows: Iterator[Row]) -> None:
+    if suffix == ".jsonl":
+        for row in rows:
+            file.write((strict_json.dumps(row) + "\n").encode())
+    elif suffix == ".csv":
+        _write_csv(file, columns, rows)
+    else:
+        _write_parquet(file, columns, rows)
 
 
 def _write_csv(file: IO[bytes], columns: Columns, rows: Iterator[Row]) -> None:

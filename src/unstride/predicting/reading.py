@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections import deque
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from unstride.errors import DataError
 from unstride.predicting.inputs import Entry
-from unstride.recipe import Recipe
-from unstride.views.canvas import PLACING, PILImages
+from unstride.recipe.recipe import Recipe
+from unstride.storage.contents import file_digest
+from unstride.views.source import PLACING, PILImages
 from unstride.views.images import Preprocess, open_image
-from unstride.views.policies import IDENTITY, View
-from unstride.views.volumes import Frame, Volume, is_volume_name, open_volume
+from unstride.views.source import PLACING, PILImages
 
 MOST = 128  # images ahead
 BYTES = 256 << 20  # of decoded images ahead
@@ -32,21 +33,16 @@ class Ready:
     index: int
     part: int
     name: str
-    size: tuple[int, ...] = (0, 0)  # (height, width) of the image itself, or that of a volume
+    size: tuple[int, ...] = (0, 0)  # (height, width) of the image itself
     made: dict[View, Tensor] = field(default_factory=dict)  # (C, h, w)
     image: Image.Image | None = None  # where later looks read it
-    frame: Frame | None = None  # where a volume lies
     error: str = ""
+    content: str = ""  # the sha256 of what was read
 
     @property
     def bytes(self) -> int:
         kept = 0 if self.image is None else 3 * self.image.width * self.image.height
         return kept + sum(x.numel() * x.element_size() for x in self.made.values())
-
-
-def open_either(source: Path | bytes) -> Image.Image | Volume:
-    """An image, or a volume where the file's name says so."""
-    return open_volume(source) if isinstance(source, Path) and is_volume_name(source) else open_image(source)
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class Preparing:
     @property
     def views(self) -> list[View]:
         if not self.keeps:
-            return [IDENTITY]  # the others are mirrored from it at no cost
+            return [PLAIN]  # the others are flipped from it at no cost
         sure: list[View] = []
         for stage in self.recipe.stages:
             if stage.gate is not None:
@@ -73,15 +69,18 @@ class Preparing:
         return list(dict.fromkeys(sure))
 
     def __call__(self, part: int, index: int, name: str, source: Path | bytes) -> Ready:
+        content = file_digest(source) if isinstance(source, Path) else hashlib.sha256(source).hexdigest()
         try:
             image = open_either(source)
             if isinstance(image, Volume):
-                return Ready(index, part, name, image.size, {IDENTITY: self.preprocess(image)}, frame=image.frame)
+                made = {PLAIN: self.preprocess(image)}
+                return Ready(index, part, name, image.size, made, frame=image.frame, content=content)
             alone = PILImages([image], self.preprocess)
-            made = {view: alone.see(view)[0] for view in self.views}
+            made = {view: alone.render(view)[0] for view in self.views}
         except (DataError, OSError) as error:
-            return Ready(index, part, name, error=str(error))
-        return Ready(index, part, name, (image.height, image.width), made, image if self.keeps else None)
+            return Ready(index, part, name, error=str(error), content=content)
+        kept = image if self.keeps else None
+        return Ready(index, part, name, (image.height, image.width), made, kept, content=content)
 
 
 @dataclass(eq=False)

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.predicting.reading import Ready
-from unstride.procedure.aggregate import two_class
-from unstride.procedure.meaning import TASKS, Task
-from unstride.procedure.prediction import Prediction, at_size
+from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import TASKS, Task
+from unstride.execution.prediction import Prediction, at_size
 from unstride.show.answers import answer_of, changed, class_map
 from unstride.show.segmentation import palette
-from unstride.storage.outputs import write_whole
+from unstride.storage.artefacts import write_file
 from unstride.views.volumes import volume_bytes, volume_stem
 
 DIGITS = 6
@@ -143,22 +143,19 @@ def write_map(folder: Path, ready: Ready, p: Prediction) -> str:
 
 
 def _written(folder: Path, ready: Ready, content: bytes, suffix: str) -> str:
-    stem = Path(ready.name).stem if ready.frame is None else volume_stem(Path(ready.name))
-    stem = re.sub(r"[^\w.-]+", "-", stem)[-80:]
+    stem = re.sub(r"[^\w.-]+", "-", Path(ready.name).stem)[-80:]
     name = f"{ready.part:06d}/{ready.index:09d}-{stem}.{suffix}"
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / name, content)
+    write_file(folder / name, content)
     return f"{folder.name}/{name}"
 
 
 def write_mask(folder: Path, ready: Ready, p: Prediction, classes: Sequence[str]) -> str:
-    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes), or as a .nii.gz that lies where
-    the volume does; its path from the table's folder, in which `folder` lies.
+    """Class indices as a PNG with a palette (16 bits without one beyond 256 classes).
+
+    Returns its path from the table's folder, in which `folder` lies.
     """
-    seen, count = class_map(p.logits), max(2, p.logits.shape[0])
-    name = "png" if ready.frame is None else "nii.gz"
-    content = _png(seen, count, classes) if ready.frame is None else volume_bytes(seen, ready.frame)
-    return _written(folder, ready, content, name)
+    content = _png(class_map(p.logits), max(2, p.logits.shape[0]), classes)
+    return _written(folder, ready, content, "png")
 
 
 def _png(seen: NDArray[np.int64], count: int, classes: Sequence[str]) -> bytes:

@@ -12,8 +12,6 @@ one process with as many threads:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import time
@@ -29,25 +27,27 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError, UnstrideError
 from unstride.evaluation.loop import prepared
-from unstride.evaluation.rows import versions
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.models import load as load_model
 from unstride.models.tasks import task_of
 from unstride.models.weights import place
 from unstride.predicting.inputs import Entry, Survey, entries, survey
-from unstride.predicting.parts import PART, Parts, check_out, write_table
+from unstride.predicting.parts import PART, CountedRows, Parts, all_rows, check_out, finished, name_of, write_table
 from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
 from unstride.predicting.rows import Columns, Row, over_image, write_map, write_mask
-from unstride.procedure.meaning import task_named
-from unstride.procedure.prediction import Prediction
+from unstride.tasks.tasks import task_named
+from unstride.execution.prediction import Prediction
 from unstride.recipe.files import to_data
 from unstride.recipe.saving import task_said
-from unstride.storage import locks, outputs, strict
+from unstride.storage import locks, strict_json
+from unstride.storage.artefacts import write_file
+from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World, world
-from unstride.storage.fingerprint import digest, fingerprint
+from unstride.storage.fingerprint import computation_key, digest, fingerprint, text_digest
 from unstride.storage.progress import progress as show_progress
-from unstride.views.canvas import PILImages
-from unstride.views.policies import IDENTITY
+from unstride.storage.provenance import provenance, versions
+from unstride.views.source import PILImages
+from unstride.recipe.view import PLAIN
 
 BATCH = 32  # images at once; of maps, which are large and of many sizes, one
 _PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
@@ -87,12 +87,13 @@ class Predicted:
 class Job:
     """One run: the model with its recipe, where the images are, and where the rows go."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     better: Enhanced
     inputs: tuple[str, ...]
     out: Path
     columns: Columns
     batch_size: int
+    example: Tensor  # an image as the model takes it
 
     @property
     def parts(self) -> Parts:
@@ -102,7 +103,7 @@ class Job:
     def masks(self) -> Path | None:
         """Where the maps of the images go, masks or others, where there are any."""
         file = self.columns.file
-        return None if file is None else self.out.with_name(f"{self.out.stem}.{file}s")
+        return None if file is None else self.out.with_name(f"{self.out.name}.{file}s")
 
     @property
     def record(self) -> Path:
@@ -110,7 +111,7 @@ class Job:
 
 
 def predict(
-    model: str | Loaded,
+    model: str | LoadedModel,
     inputs: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
@@ -124,7 +125,7 @@ def predict(
     """A row for every image in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
     depth and features as .npy. Vectors (an embedding, numbers) are in the row.
 
-    inputs     image or volume (.nii.gz) files, folders, "@list.txt" (a path on each line, relative to the list), tar
+    inputs     image files, folders, "@list.txt" (a path on each line, relative to the list), tar
                shards of WebDataset, folders of a Hugging Face `save_to_disk`
     top        classes in each row
     options    what `enhance` takes: recipe, budget, ...
@@ -135,23 +136,30 @@ def predict(
     with world() as us:
         found = us.share(survey(job.inputs) if us.leads else Survey(0, ""))
         about = _about(job, found)
-        run = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        if us.share(run) != run:
+        key = RunKey("predict", about)
+        if us.share(key.digest) != key.digest:
             raise OptionError("the processes disagree on the model, the images or the options; start all alike")
-        before = us.share(_finished(job, run) if us.leads else None)
+        before = us.share(_finished(job, key) if us.leads else None)
         if before is not None:
             return before
-        with locks.alone(job.parts.folder, us.leads):
+        if found.count == 0:
+            raise DataError(f"{', '.join(job.inputs)}: there is no image")
+        with locks.exclusive(job.parts.folder, us.leads):
             if us.leads:
-                job.parts.claim(run)
+                job.parts.check(key)
+            cache = Cache.open(job.parts.folder, key)
             us.wait()
             start = time.perf_counter()
-            count, waited, earlier = _work(job, found, us, progress)
+            count, waited, earlier = _work(job, cache, found, us, progress)
             us.wait()
             done = None
             if us.leads:
                 seconds = time.perf_counter() - start
-                done = _join(job, count, earlier, seconds, waited / max(seconds, 1e-9), {"run": run, **about})
+                cache.reload()
+                if not count:
+                    job.parts.remove()
+                    raise DataError(f"{', '.join(job.inputs)}: there is no image")
+                done = _join(job, cache, count, earlier, seconds, waited / max(seconds, 1e-9))
         if us.leads:
             job.parts.remove()
         told = us.share(done)
@@ -160,7 +168,7 @@ def predict(
 
 
 def _job(
-    model: str | Loaded,
+    model: str | LoadedModel,
     inputs: Any,
     out: Path,
     weights: str,
@@ -170,7 +178,7 @@ def _job(
     options: Any,
 ) -> Job:
     check_out(out)
-    if not isinstance(model, str | Loaded):
+    if not isinstance(model, str | LoadedModel):
         raise OptionError(f"model is {type(model).__name__}; wanted a name, or what unstride.models.load gives")
     if top < 1 or (batch is not None and batch < 1):
         raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
@@ -194,7 +202,7 @@ def _job(
     shown = min(top, len(loaded.classes) or top)
     if not meant.classes and not meant.maps:  # all numbers of the answer
         shown = math.prod(better.plan.found.trace.shapes[better.plan.targets[0].leaf][1:])
-    job = Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH))
+    job = Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH), example)
     _check(job)
     return job
 
@@ -211,11 +219,11 @@ def _check(job: Job) -> None:
             )
 
 
-def _example(loaded: Loaded, inputs: Sequence[str]) -> Tensor:
+def _example(loaded: LoadedModel, inputs: Sequence[str]) -> Tensor:
     """The first image that can be read, as the network sees it."""
     for entry in islice(entries(inputs), _TRIED):
         try:
-            return loaded.preprocess(open_either(entry.fetch()))[None]
+            return loaded.preprocess(open_image(entry.fetch()))[None]
         except (DataError, OSError):
             continue
     return loaded.example()
@@ -228,7 +236,8 @@ def _about(job: Job, found: Survey) -> dict[str, Any]:
         "spec": job.loaded.spec,
         "weights": job.loaded.weights,
         "model": fingerprint(job.loaded.model),
-        "recipe": strict.loads(strict.dumps(to_data(job.better.recipe))),
+        "computation": computation_key(job.loaded.model, job.example),
+        "recipe": strict_json.loads(strict_json.dumps(to_data(job.better.recipe))),
         "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
         "preprocess": job.loaded.preprocess.to_json(),
         "inputs": list(job.inputs),
@@ -242,13 +251,13 @@ def _about(job: Job, found: Survey) -> dict[str, Any]:
     }
 
 
-def _finished(job: Job, run: str) -> Predicted | None:
+def _finished(job: Job, key: RunKey) -> Predicted | None:
     """What the same run said when it was done; another's table is not written over."""
     if not job.out.exists() or job.parts.folder.exists():
         return None
     try:
-        record = strict.loads(job.record.read_bytes())
-        if record["run"] == run:
+        record = strict_json.loads(job.record.read_bytes())
+        if record["run"] == key.digest:
             return replace(Predicted(**record["done"]), already=True)
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -258,32 +267,36 @@ def _finished(job: Job, run: str) -> Predicted | None:
 # ------------------------------------------------------------------------------------------------------------ the work
 
 
-def _work(job: Job, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
+def _work(job: Job, cache: Cache, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
     """Makes the parts that are missing, each process its share: how many images there are, the seconds waited, and
     how many of them were done before.
     """
-    finished = us.share(job.parts.done() if us.leads else set())
-    seen = _Dealt(entries(job.inputs), finished, us)
+    done_before = us.share(finished(cache) if us.leads else set())
+    if us.leads:
+        total_parts = -(-found.count // PART) if found.count is not None else len(done_before)
+        tell_reused(len(done_before), total_parts, job.parts.folder, f"parts of {PART} images")
+    seen = _Dealt(entries(job.inputs), done_before, us)
     reader = Reader(Preparing(job.loaded.preprocess, job.better.recipe))
     start, done = time.perf_counter(), 0
     total = None
     if found.count is not None:
-        total = max(0, found.count - len(finished) * PART) // us.size
+        total = max(0, found.count - len(done_before) * PART) // us.size
     label = "predicting" + (f" (process 1 of {us.size})" if us.size > 1 else "")
-    with show_progress(
-        label + (f", {len(finished)} parts were done" if finished else ""), total, progress and us.leads
-    ) as advance:
+    with show_progress(label, total, progress and us.leads) as advance:
         for number, images in groupby(reader(iter(seen)), key=lambda ready: ready.part):
             rows: dict[int, Row] = {}
+            contents: dict[int, str] = {}
             # asked once for the part, which is not saved if the model was written meanwhile
             with job.better.unchanged():
                 for batch in _batches(job, images):
                     rows |= _answers(job, batch)
+                    contents |= {ready.index: ready.content for ready in batch}
                     done += len(batch)
                     spent = time.perf_counter() - start
                     advance(len(batch), f"{done / spent:.1f} images/s, {reader.waited / spent:.0%} waiting for them")
-            job.parts.save(number, [rows[index] for index in sorted(rows)])
-    return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in finished)
+            read = text_digest([contents[index] for index in sorted(contents)])
+            cache.put({name_of(number): {"rows": [rows[index] for index in sorted(rows)], "read": read}})
+    return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in done_before)
 
 
 class _Dealt:
@@ -310,7 +323,7 @@ def _batches(job: Job, images: Iterator[Ready]) -> Iterator[list[Ready]]:
         if ready.error:
             yield [ready]
             continue
-        shape = tuple(ready.made[IDENTITY].shape)
+        shape = tuple(ready.made[PLAIN].shape)
         bucket = buckets.setdefault(shape, [])
         bucket.append(ready)
         held += ready.bytes
@@ -344,7 +357,7 @@ def _source(job: Job, batch: Sequence[Ready]) -> Tensor | PILImages:
     made = {view: torch.stack([ready.made[view] for ready in batch]) for view in batch[0].made}
     images = [ready.image for ready in batch if ready.image is not None]
     if not images:
-        return made[IDENTITY].to(device, dtype)
+        return made[PLAIN].to(device, dtype)
     return PILImages(images, job.loaded.preprocess, torch.empty(0, device=device, dtype=dtype), made)
 
 
@@ -362,28 +375,9 @@ def _row(job: Job, ready: Ready, p: Prediction) -> Row:
 # --------------------------------------------------------------------------------------------------------- the results
 
 
-class _Counted:
-    """Rows as they pass, counted."""
-
-    def __init__(self, rows: Iterator[Row]) -> None:
-        self.rows, self.errors, self.good, self.changed, self.cost = rows, 0, 0, 0.0, 0.0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self.rows:
-            if row["error"] is not None:
-                self.errors += 1
-            else:
-                self.good += 1
-                self.changed += row["changed"]
-                self.cost += row["cost"]
-            yield row
-
-
-def _join(job: Job, count: int, before: int, seconds: float, waiting: float, about: dict[str, Any]) -> Predicted:
+def _join(job: Job, cache: Cache, count: int, before: int, seconds: float, waiting: float) -> Predicted:
     """The parts as one table, and what made it beside it."""
-    if not count:
-        raise DataError(f"{', '.join(job.inputs)}: there is no image")
-    counted = _Counted(job.parts.rows(count))
+    counted = CountedRows(all_rows(cache, count))
     whole = job.parts.folder / job.out.name  # what a crash leaves of it is swept away with the parts
     write_table(whole, job.columns, iter(counted))
     os.replace(whole, job.out)
@@ -392,5 +386,7 @@ def _join(job: Job, count: int, before: int, seconds: float, waiting: float, abo
         str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting,
         None if job.masks is None else str(job.masks), before=before,
     )  # fmt: skip
-    outputs.write_whole(job.record, (strict.dumps({**about, "done": asdict(done)}) + "\n").encode())
+    read = text_digest([(cache.get(name_of(number)) or {})["read"] for number in range(-(-count // PART))])
+    record = {"run": cache.key.digest, **cache.key.settings, **provenance(), "read": read, "done": asdict(done)}
+    write_file(job.record, (strict_json.dumps(record) + "\n").encode())
     return done

@@ -1,216 +1,269 @@
-"""A recipe as a small file that people can read: TOML (or JSON), checked when read; learned weights lie beside it.
+"""A recipe as a small file that people can read: TOML (or JSON), checked when read. Nothing in it is executed.
 
-write("tuned.toml", recipe, model=model, preprocess=preprocess, figures={"gain": 0.9})
-read("tuned.toml").recipe == recipe
+    write("tuned.toml", recipe, {"base": StoredNetwork("timm:resnet18", fingerprint(model))}, {"gain": 0.9})
+    read("tuned.toml").recipe == recipe
+
+What was fitted (attention, view weights per class) is in a safetensors file beside it, named by `tensors`.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from unstride.errors import ArtefactError, NotProved, OptionError, UnstrideError
-from unstride.models.libraries import close_to
-from unstride.procedure.gates import Gate, Stage
-from unstride.procedure.stopping import Agreement, Confident, LowEntropy, Margin
 from unstride.recipe.recipe import Recipe
-from unstride.storage import strict
+from unstride.recipe.stage import Gate, Near, Search, Stage
+from unstride.storage import strict_json
 from unstride.storage.artefacts import write_file
-from unstride.storage.fingerprint import check_model, fingerprint
-from unstride.views.images import Preprocess
-from unstride.views.policies import parse_view
 
-VERSION = 1
+FORMAT = 1
 LIMIT = 1 << 20  # bytes: a recipe is small
-_STOPS = {rule.__name__: rule for rule in (Agreement, Confident, LowEntropy, Margin)}
-_HEAD = ("version", "model", "preprocess", "figures")
+_STATES = {"near": Near, "search": Search}
+_HEAD = ("format", "networks", "figures", "cost_of")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What a file holds: the recipe, the network and preprocessing it was made for, the figures it was made by."""
+class StoredNetwork:
+    """A network that a recipe names.
+
+    Args:
+        spec: how to load it, such as "timm:resnet18"; None: the caller brings it.
+        fingerprint: of its weights.
+        preprocess: how its images are prepared, as plain data.
+        classes: of each class of the base network, the index of the same class here; () if they are the same.
+    """
+
+    spec: str | None = None
+    fingerprint: str | None = None
+    preprocess: Mapping[str, Any] | None = field(default=None, hash=False)
+    classes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StoredRecipe:
+    """What a file contains: the recipe, the networks it was made for, the figures that it was chosen by."""
 
     recipe: Recipe
-    model: str | None = None  # fingerprint
-    preprocess: Preprocess | None = None
+    networks: Mapping[str, StoredNetwork] = field(default_factory=dict, hash=False)
     figures: Mapping[str, Any] = field(default_factory=dict, hash=False)
     path: Path | None = None
-    task: str | None = None  # that of the recipe, where the file names one
-
-    def check(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
-        """Refuse another network, or images that are prepared in another way."""
-        if self.model is not None:
-            check_model(self.path, self.model, model)
-        if preprocess is not None and self.preprocess is not None and preprocess != self.preprocess:
-            old = self.preprocess
-            names = [f.name for f in fields(old) if getattr(preprocess, f.name) != getattr(old, f.name)]
-            raise ArtefactError(
-                f"{self.path} was made with other preprocessing ({', '.join(names)} differ): {old}. "
-                "Prepare the images in the same way, or tune again."
-            )
+    task: str | None = None  # of the recipe, where the file names one
+    cost_of: str = "base"  # the network whose forward pass costs 1.0
 
     def warn(self) -> None:
-        """Where the figures say that nothing was proved."""
-        words = self.figures.get("verdict")
-        if words is not None and self.figures.get("proved") is False:
-            warnings.warn(f"{self.path}: {words}", NotProved, stacklevel=4)
+        """Warn if the figures do not support the recipe."""
+        verdict = self.figures.get("verdict")
+        if verdict is not None and self.figures.get("proved") is False:
+            warnings.warn(f"{self.path}: {verdict}", NotProved, stacklevel=4)
 
 
 def write(
     path: str | Path,
     recipe: Recipe,
-    model: nn.Module | str | None = None,
-    preprocess: Preprocess | None = None,
+    networks: Mapping[str, StoredNetwork] | None = None,
     figures: Mapping[str, Any] | None = None,
+    cost_of: str = "base",
 ) -> Path:
-    """The recipe in a file that is there whole or not at all. `model`: a module, or its fingerprint."""
+    """Write the recipe into a file that is there whole or not at all."""
     path = Path(path)
     check_name(path)
-    data: dict[str, Any] = {"version": VERSION, **to_data(recipe)}
-    if model is not None:
-        data["model"] = {"fingerprint": model if isinstance(model, str) else fingerprint(model)}
-    if preprocess is not None:
-        data["preprocess"] = {k: v for k, v in preprocess.to_json().items() if v is not None}
+    data: dict[str, Any] = {"format": FORMAT, **to_data(recipe)}
+    if networks:
+        data["cost_of"] = cost_of
+        data["networks"] = {name: _compact(asdict(network)) for name, network in networks.items()}
     if figures:
-        data["figures"] = _plain_figures(figures)
-    text = strict.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
+        data["figures"] = plain_figures(figures)
+    text = strict_json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
     return write_file(path, text.encode())
 
 
-def _plain_figures(value: Any) -> Any:
+def plain_figures(value: Any) -> Any:
     """Figures as both forms can hold them: numpy's and torch's numbers as Python's, no None."""
     if isinstance(value, Mapping):
-        return {str(k): _plain_figures(v) for k, v in value.items() if v is not None}
+        return {str(k): plain_figures(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [_plain_figures(v) for v in value]
+        return [plain_figures(v) for v in value]
     if getattr(value, "ndim", None) == 0:
         value = value.item()
     if not isinstance(value, str | int | float):
-        raise OptionError(f"figures: got {value!r}, wanted numbers and words, and lists and tables of them")
+        raise OptionError(f"figures: got {value!r}, expected numbers and words, and lists and tables of them.")
     return value
 
 
 def check_name(path: str | Path) -> None:
-    """The name says which of the two forms is written, and read again."""
+    """The name says which of the two forms is written and read."""
     if Path(path).suffix not in (".toml", ".json"):
-        raise OptionError(f"recipe file: got {Path(path).name}, wanted a name that ends in .toml or .json")
+        raise OptionError(f"recipe file: got {Path(path).name}, expected a name that ends in .toml or .json.")
 
 
-def read(path: str | Path) -> Written:
-    """A recipe file, checked: version, every key, every value. Nothing in it is executed."""
+def read(path: str | Path) -> StoredRecipe:
+    """Read a recipe file and check its format, every key and every value."""
     path = Path(path)
+    data = _parsed(path)
+    given = data.get("format") if isinstance(data, dict) else None
+    if type(given) is not int or given != FORMAT:
+        raise ArtefactError(f"{path}: got format {given!r}, expected format {FORMAT} of recipe files.")
+    try:
+        head = {name: data.pop(name, None) for name in _HEAD}
+        networks = {str(k): _network(v) for k, v in _table("networks", head["networks"]).items()}
+        recipe, figures = from_data(data), _table("figures", head["figures"])
+        task = recipe.task if "task" in data else None
+        return StoredRecipe(recipe, networks, figures, path, task, str(head["cost_of"] or "base"))
+    except UnstrideError as error:
+        raise ArtefactError(f"{path}: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise ArtefactError(f"{path} does not contain a usable recipe ({type(error).__name__}: {error}).") from error
+
+
+def _parsed(path: Path) -> Any:
     try:
         raw = path.read_bytes()
         if len(raw) > LIMIT:
-            raise ArtefactError(f"{path}: {len(raw):,} bytes are too many for a recipe")
+            raise ArtefactError(f"{path}: {len(raw):,} bytes are too many for a recipe, at most {LIMIT:,} are read.")
         text = raw.decode("utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else strict.loads(text)
+        return tomllib.loads(text) if path.suffix == ".toml" else strict_json.loads(text)
     except OSError as error:
         near = _neighbours(path) if isinstance(error, FileNotFoundError) else ""
-        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error}){near}") from error
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error}).{near}") from error
     except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{path} is not valid {path.suffix[1:].upper() or 'TOML'} ({error})") from error
-    version = data.get("version") if isinstance(data, dict) else None
-    if type(version) is not int or version != VERSION:
-        raise ArtefactError(f"{path}: got version {version!r}, this reads version {VERSION} of recipe files")
-    try:
-        head = {name: data.pop(name, None) for name in _HEAD}
-        model = _table("model", head["model"], ("fingerprint",))
-        prepared = head["preprocess"] and Preprocess.from_json(
-            {"resize": None, "crop": None, **_table("preprocess", head["preprocess"])}
-        )
-        recipe, figures = from_data(data), _table("figures", head["figures"])
-        task = recipe.task if "task" in data else None
-        return Written(recipe, model.get("fingerprint"), prepared, figures, path, task)
-    except UnstrideError as error:
-        raise ArtefactError(f"{path}: {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ArtefactError(f"{path} does not hold a usable recipe ({type(error).__name__}: {error})") from error
+        raise ArtefactError(f"{path} is not valid {path.suffix[1:].upper() or 'TOML'} ({error}).") from error
 
 
 def _neighbours(path: Path) -> str:
-    """Recipes with a like name in that folder, as a question."""
-    return close_to(path.name, [file.name for file in path.parent.glob("*") if file.suffix in (".toml", ".json")])
+    """A recipe with a similar name in that folder, as a question."""
+    names = [file.name for file in path.parent.glob("*") if file.suffix in (".toml", ".json")]
+    close = difflib.get_close_matches(path.name, names, 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+# ------------------------------------------------------------------------------------------------- nouns to plain data
 
 
 def to_data(recipe: Recipe) -> dict[str, Any]:
     """A recipe as plain data, without what has its default."""
-    data: dict[str, Any] = {}
-    usual = Recipe(task=recipe.task)
-    for f in fields(recipe):
-        value = getattr(recipe, f.name)
-        if value == getattr(usual, f.name) and f.name not in ("name", "task"):
-            continue
-        if f.name == "stop":
-            if type(value).__name__ not in _STOPS:
-                raise OptionError(f"stop: {value!r} is not one of {', '.join(_STOPS)}, and code is not saved")
-            value = {"rule": type(value).__name__, **asdict(value)}
-        data["stage" if f.name == "stages" else f.name] = (
-            [_plain_stage(s) for s in value] if f.name == "stages" else value
-        )
-    return data
+    data: dict[str, Any] = {"name": recipe.name, "task": recipe.task}
+    data |= {k: v for k, v in _changed(recipe, Recipe(task=recipe.task)).items() if k not in ("name", "task", "stages")}
+    return data | {"stage": [_stage_data(stage) for stage in recipe.stages]}
 
 
-def _plain_stage(stage: Stage) -> dict[str, Any]:
-    data: dict[str, Any] = {"views": [v.spec() for v in stage.views], "states": stage.states}
+def _changed(noun: Any, usual: Any) -> dict[str, Any]:
+    values = {f.name: getattr(noun, f.name) for f in fields(noun)}
+    return {name: value for name, value in values.items() if value != getattr(usual, name)}
+
+
+def _stage_data(stage: Stage) -> dict[str, Any]:
+    data = {"views": [str(v) for v in stage.views], **_changed(stage, Stage(stage.views))}
+    if isinstance(stage.states, Near):
+        data["states"] = {"near": {"count": stage.states.count}}
+    elif isinstance(stage.states, Search):
+        data["states"] = {"search": _search_data(stage.states)}
     if stage.gate is not None:
-        gate = {k: v for k, v in asdict(stage.gate).items() if v is not None}
-        data["gate"] = gate if "tile" in gate else {k: v for k, v in gate.items() if k != "context"}
-    return data | {k: list(v) for k in ("weights", "temperatures") if (v := getattr(stage, k))}
+        data["gate"] = _gate_data(stage.gate)
+    return _compact(data)
 
 
-def from_data(data: dict[str, Any]) -> Recipe:
-    """The inverse of `to_data`; what it does not know is refused by name."""
+def _search_data(search: Search) -> dict[str, Any]:
+    data = {"budget": search.budget, **_changed(search, Search())}
+    return data | ({"until": _gate_data(search.until)} if search.until is not None else {})
+
+
+def _gate_data(gate: Gate) -> dict[str, Any]:
+    data = _compact(asdict(gate))
+    return data if "tile" in data else {k: v for k, v in data.items() if k != "context"}
+
+
+def _compact(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in data.items() if v is not None and v != ()}
+
+
+def from_data(data: Mapping[str, Any]) -> Recipe:
+    """The inverse of `to_data`; an unknown key is an error that names it."""
     data = dict(data)
-    written = data.pop("stage", [])
-    if not isinstance(written, list):
-        raise OptionError("stage: wanted a list of tables, each below its own [[stage]]")
-    stages = tuple(_stage(s) for s in written)
-    stop = _table("stop", data.pop("stop", None))
-    if stop:
-        name = stop.pop("rule", None)
-        if name not in _STOPS:
-            raise OptionError(f"stop: got the rule {name!r}, wanted one of {', '.join(_STOPS)}")
-        _table(f"stop rule {name}", stop, tuple(f.name for f in fields(_STOPS[name])))
-    values = {name: _tuples(value) for name, value in data.items()}
-    base = Recipe(task=values.pop("task", "classification"), stages=stages)
-    if stop:
-        values["stop"] = _STOPS[name](**stop)
-    return replace(base, **values) if set(values) <= {f.name for f in fields(Recipe)} else base.changed(**values)
+    stages = data.pop("stage", [{}])
+    if not isinstance(stages, list):
+        raise OptionError("stage: expected a list of tables, each below its own [[stage]].")
+    _finite(data)
+    values = _table("recipe", data, tuple(f.name for f in fields(Recipe) if f.name != "stages"))
+    return Recipe(tuple(_stage(s) for s in stages), **values)
 
 
-def _stage(data: dict[str, Any]) -> Stage:
-    data = _table("a stage", data, tuple(f.name for f in fields(Stage)))
-    views = data.pop("views", None)
+def _stage(data: Any) -> Stage:
+    _finite(data)
+    data = _table("stage", data, tuple(f.name for f in fields(Stage)))
+    views = data.pop("views", ["plain"])
     if not isinstance(views, list) or not all(isinstance(v, str) for v in views):
-        raise OptionError(f"stage: got the views {views!r}, wanted a list such as ['plain', 'mirror']")
-    gate = Gate(**_table("a gate", data.pop("gate"), tuple(f.name for f in fields(Gate)))) if "gate" in data else None
-    return Stage(tuple(parse_view(v) for v in views), gate=gate, **data)
+        raise OptionError(f"stage: views: got {views!r}, expected a list such as ['plain', 'flip'].")
+    states = data.pop("states", None)
+    if isinstance(states, Mapping):
+        states = _states(states)
+    gate = _gate(data.pop("gate")) if "gate" in data else None
+    return Stage(tuple(views), _tuples(states), gate=gate, **{name: _tuples(value) for name, value in data.items()})
+
+
+def _states(data: Mapping[str, Any]) -> Near | Search:
+    if len(data) != 1 or next(iter(data)) not in _STATES:
+        raise OptionError(f"stage: states: got {dict(data)!r}, expected one table, near or search.")
+    kind, values = next(iter(data.items()))
+    noun = _STATES[kind]
+    known = _table(kind, values, tuple(f.name for f in fields(noun)))
+    if "until" in known:
+        known["until"] = _gate(known["until"])
+    made: Near | Search = noun(**{name: _tuples(value) for name, value in known.items()})
+    return made
+
+
+def _gate(data: Any) -> Gate:
+    return Gate(**_table("gate", data, tuple(f.name for f in fields(Gate))))
+
+
+def _network(data: Any) -> StoredNetwork:
+    known = _table("network", data, tuple(f.name for f in fields(StoredNetwork)))
+    for name in ("spec", "fingerprint"):
+        if not isinstance(known.get(name), str | None):
+            raise OptionError(f"network: {name}: got {known[name]!r}, expected text.")
+    classes = known.pop("classes", [])
+    if not isinstance(classes, list) or not all(type(k) is int and k >= 0 for k in classes):
+        raise OptionError(f"network: classes: got {classes!r}, expected a list of class indices.")
+    return StoredNetwork(classes=tuple(classes), **known)
 
 
 def _table(name: str, value: Any, known: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """A table of a file, empty where there is none; a key that there is not is refused by its name."""
+    """A table of a file, empty where there is none; an unknown key is an error."""
     if not isinstance(value, Mapping | None):
-        raise OptionError(f"{name}: got {value!r}, wanted a table")
+        raise OptionError(f"{name}: got {value!r}, expected a table.")
     for key in value or ():
         if known is not None and key not in known:
-            raise OptionError(f"{name} has no {key!r}; there are {', '.join(known)}")
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise OptionError(f"{name}: unknown field {key!r}.{hint} The fields are {', '.join(known)}.")
     return dict(value or {})
+
+
+def _finite(data: Any) -> None:
+    """Refuse numbers that only NaN can come of."""
+    for value in data.values() if isinstance(data, Mapping) else data if isinstance(data, list) else ():
+        _finite(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and value != 0 and not 1e-9 <= abs(value) <= 1e9:
+            raise OptionError(f"got the number {str(value)[:20]}, expected 0 or one between 1e-9 and 1e9.")
 
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
+# ------------------------------------------------------------------------------------------------- plain data to TOML
+
+
 def _toml(data: Mapping[str, Any]) -> str:
-    """Plain values first, then tables, then lists of tables; TOML has no None, so nothing here is None."""
+    """Plain values first, then lists of tables, then tables."""
     tables = {k: v for k, v in data.items() if isinstance(v, Mapping)}
     lists = {k: v for k, v in data.items() if isinstance(v, list) and v and all(isinstance(x, Mapping) for x in v)}
     lines = [f"{k} = {_value(v)}" for k, v in data.items() if k not in tables and k not in lists]
@@ -234,5 +287,5 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return repr(value)  # nan and inf are TOML's own words, too
+        return repr(value)
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

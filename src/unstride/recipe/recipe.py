@@ -1,251 +1,221 @@
-"""What is done to every image, in one frozen noun: from Python to the command line to a file and back.
+"""A recipe: everything that is done to an image, in one frozen noun that prints, compares, hashes and fits in a file.
 
-    recipe = unstride.recipe.get("paper").changed(budget=4)
+    recipe = unstride.Recipe((Stage(), Stage(("flip",), gate=Gate(below=0.5))))
     print(recipe)
 
-Either `stages` of looks with gates between them, or the paper's search (`budget` > 1, or given `states`); neither is
-the plain network. Each field is defined and checked here and nowhere else; `words` says what it is.
+It describes and checks; it runs nothing.
 """
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from unstride.errors import OptionError
-from unstride.procedure.aggregate import BORDERS
-from unstride.procedure.gates import Gate, Stage, written_states
-from unstride.procedure.meaning import ALIASES, MERGES, NEAR, TASKS
-from unstride.procedure.search import CRITERIA, ORDERS
-from unstride.procedure.stopping import Stop
-from unstride.procedure.tasks import SPACES
-from unstride.recipe.words import DOCS
-from unstride.views.policies import IDENTITY
+from unstride.recipe.stage import STATE_FIELDS, Gate, Near, Search, Stage, is_number
+from unstride.recipe.view import PLAIN
+from unstride.tasks.tasks import ALIASES, COMBINES, NEAR, TASKS, task_named
 
-AGGREGATES = ("mean", "entropy", "attention", "max")
-OWN = ("merge", "criterion")  # what a task has a usual one of; "" asks for that
 PRECISIONS = (None, "bfloat16", "float16")
-
-
-def _one_of(*allowed: Any) -> Callable[[Any], str | None]:
-    wanted = ", ".join(map(repr, allowed))
-    return lambda value: None if any(value is a or (value == a and type(value) is type(a)) for a in allowed) else wanted
-
-
-def _whole(least: int, what: str) -> Callable[[Any], str | None]:
-    def check(value: Any) -> str | None:
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if fits else what
-
-    return check
-
-
-def _range(value: Any) -> str | None:
-    whole = isinstance(value, tuple) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
-    wanted = "a contiguous range such as range(2, 5)"
-    return None if value is None or (whole and value and value == tuple(range(value[0], value[-1] + 1))) else wanted
-
-
-def _positive(value: Any) -> str | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if number and 0 < value < float("inf") else "a positive number"
-
-
-def _ask(name: str, default: Any, check: Callable[[Any], str | None], search: bool = False) -> Any:
-    return field(default=default, metadata={"doc": DOCS[name], "check": check, "search": search})
+DOCS = {
+    "stages": "stages of passes, one after the other, each behind its gate",
+    "task": "what the model's output means: classification, multilabel, segmentation, dense, embedding, ...",
+    "combine": "how passes are combined: the mean of logits, probabilities, values or directions, or a median",
+    "temperature": "the combined logits are divided by it: changes the confidence, not the predicted class",
+    "precision": "autocast to bfloat16 or float16; by default the precision of the images",
+    "name": "name of the recipe",
+    "tensors": "safetensors file beside the recipe with what was fitted: attention, view weights per class",
+}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything the procedure does. `print(recipe)` says it in a few lines; recipes compare, hash, fit in a file."""
+    """Stages of passes and how they are combined. `print(recipe)` describes it in a few lines.
 
-    name: str = _ask("name", "", lambda v: None if isinstance(v, str) else "a name")
-    task: str = _ask("task", "classification", _one_of(*TASKS))
-    stages: tuple[Stage, ...] = _ask(
-        "stages",
-        (),
-        lambda v: None if isinstance(v, tuple) and all(isinstance(s, Stage) for s in v) else "a tuple of Stage",
-    )
-    merge: str = _ask("merge", "", _one_of(*MERGES))
-    temperature: float = _ask("temperature", 1.0, _positive)
-    budget: int = _ask(
-        "budget", 1, _whole(1, "a whole number of states, at least 1 (1 is the model itself)"), search=True
-    )
-    layers: tuple[int, ...] | None = _ask("layers", None, _range, search=True)
-    criterion: str = _ask("criterion", "", _one_of(*CRITERIA), search=True)
-    order: str = _ask("order", "paper", _one_of(*ORDERS), search=True)
-    states: tuple[Any, ...] | None = _ask(
-        "states",
-        None,
-        lambda v: None if v is None or written_states(v) else "a list of states, one selection per layer",
-        search=True,
-    )
-    stop: Stop | None = _ask(
-        "stop",
-        None,
-        lambda v: None if v is None or hasattr(v, "reason") else "a rule such as unstride.Confident(p=0.9)",
-        search=True,
-    )
-    seed: int = _ask("seed", 0, _whole(0, "a whole number"), search=True)
-    aggregate: str = _ask("aggregate", "mean", _one_of(*AGGREGATES), search=True)
-    space: str | None = _ask("space", None, _one_of(None, *SPACES), search=True)
-    align: bool | str = _ask("align", True, _one_of(True, False, "stitch"), search=True)
-    border: str = _ask("border", "renormalise", _one_of(*BORDERS), search=True)
-    precision: str | None = _ask("precision", None, _one_of(*PRECISIONS))
-    fitted: str | None = _ask(
-        "fitted", None, lambda v: None if v is None or isinstance(v, str) else "the name of a .safetensors file"
-    )
+    Example: `Recipe((Stage(), Stage(network="large", gate=Gate(below=0.6), join="replace")))`
+    """
+
+    stages: tuple[Stage, ...] = (Stage(),)
+    task: str = "classification"
+    combine: str = ""
+    temperature: float = 1.0
+    precision: str | None = None
+    name: str = ""
+    tensors: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "states", "stages"):
-            value = getattr(self, name)
-            if isinstance(value, Iterable) and not isinstance(value, str | tuple):
-                object.__setattr__(self, name, tuple(value))
-        if isinstance(self.states, tuple):
-            object.__setattr__(self, "states", written_states(self.states) or self.states)
-        if isinstance(self.task, str) and self.task in ALIASES:
-            object.__setattr__(self, "task", ALIASES[self.task])
-        for name in OWN:
-            if getattr(self, name) == "" and isinstance(self.task, str) and self.task in TASKS:
-                object.__setattr__(self, name, _usual(name, self.task))
-        for f in fields(self):
-            wanted = f.metadata["check"](getattr(self, f.name))
-            if wanted is not None:
-                raise OptionError(f"{f.name}: got {getattr(self, f.name)!r}, wanted {_listed(wanted)}")
-        object.__setattr__(self, "temperature", float(self.temperature))  # 1 and 1.0, and numpy's, are written alike
-        self._check_together()
-
-    def _check_together(self) -> None:
-        if self.stages and (search := [name for name in SEARCH if getattr(self, name) != self._usual(name)]):
-            raise OptionError(f"a recipe has stages of looks, or a search ({', '.join(search)}), not both")
-        if self.stages and (self.stages[0].gate is not None or self.stages[0].views[0] != IDENTITY):
+        stages = tuple(self.stages) if isinstance(self.stages, Iterable) and not isinstance(self.stages, str) else ()
+        if not stages or not all(isinstance(s, Stage) for s in stages):
+            raise OptionError(f"recipe: stages: got {self.stages!r}, expected a list of Stage.")
+        object.__setattr__(self, "stages", stages)
+        object.__setattr__(self, "task", task_named(ALIASES.get(self.task, self.task)).name)
+        if self.combine == "":
+            object.__setattr__(self, "combine", TASKS[self.task].combines[0])
+        if not is_number(self.temperature) or not 1e-6 <= self.temperature <= 1e6:
+            raise OptionError(f"recipe: temperature: got {self.temperature!r}, expected a number from 1e-6 to 1e6.")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"recipe: precision: got {self.precision!r}, expected 'bfloat16', 'float16' or None.")
+        for name in ("name", "tensors"):
+            if not isinstance(getattr(self, name), str) and not (name == "tensors" and self.tensors is None):
+                raise OptionError(f"recipe: {name}: got {getattr(self, name)!r}, expected text.")
+        if stages[0].gate is not None:
             raise OptionError(
-                "the first stage is for every image, so it has no gate, and it begins with the plain view"
+                "recipe: the first stage is for every image. Remove its gate, or put a Stage() before it."
             )
-        if self.criterion == "learned" and self.aggregate != "attention":
-            raise OptionError("criterion='learned' is the attention's own score: it goes with aggregate='attention'")
+        if stages[0].join == "replace":
+            raise OptionError("recipe: join='replace' in the first stage: there is no answer to replace yet.")
         self._check_task()
-        self._check_gates([s.gate for s in self.stages if s.gate is not None])
 
+    # -- checks against the task
     def _check_task(self) -> None:
-        """What the task's output cannot say is refused, and what can be had instead is named."""
         task = TASKS[self.task]
-        if self.aggregate == "attention" and "attention" not in task.aggregates:
-            raise OptionError(
-                f"aggregate='attention' is for classification; {task.name} is learning-free "
-                f"({', '.join(task.aggregates)})"
-            )
-        if self.align == "stitch" and (not task.stitches or self.aggregate == "max"):
-            raise OptionError(
-                "align='stitch' is for segmentation and dense maps, with aggregate 'entropy' or 'mean'; finer "
-                "features come from better.features(images, finer=2)"
-            )
-        if self.merge not in task.merges:
-            raise OptionError(f"merge={self.merge!r}: {task.name} has {', '.join(map(repr, task.merges))}")
+        if self.combine not in COMBINES or self.combine not in task.combines:
+            allowed = ", ".join(map(repr, task.combines))
+            raise OptionError(f"recipe: combine: got {self.combine!r}; task={task.name!r} takes {allowed}.")
         if self.temperature != 1 and not task.classes:
-            raise OptionError(f"temperature divides logits of classes, and task={task.name!r} has none; leave it out")
-        if not self.searches:
+            raise OptionError(f"recipe: temperature divides logits of classes, and task={task.name!r} has none.")
+        for stage in self.stages:
+            self._check_states(stage)
+            if stage.gate is not None:
+                self._check_gate(stage.gate)
+        if task.maps and self.stages[0].views[0] != PLAIN:
+            raise OptionError(
+                f"recipe: task={task.name!r}: the first view must be 'plain'; other maps are aligned to it."
+            )
+        if len({s.gate.tile for s in self.stages if s.gate is not None}) > 1:
+            raise OptionError("recipe: all gates act on tiles of one size, or all on whole images.")
+
+    def _check_states(self, stage: Stage) -> None:
+        task = TASKS[self.task]
+        if stage.states is None:
+            return
+        if stage.aggregation not in task.aggregates:
+            allowed = ", ".join(map(repr, task.aggregates))
+            raise OptionError(f"stage: aggregate: got {stage.aggregate!r}; task={task.name!r} takes {allowed}.")
+        if stage.align == "stitch" and (not task.stitches or stage.aggregate in ("max", "learned")):
+            raise OptionError("stage: align='stitch' is for maps, with aggregate 'mean' or 'entropy'.")
+        if not isinstance(stage.states, Search):
             return
         if not task.searches:
-            raise OptionError(f"task={task.name!r} takes stages of looks and no search: stages with states='near:4'")
-        for name, allowed in (("criterion", task.criteria), ("aggregate", task.aggregates)):
-            if getattr(self, name) not in allowed:
-                needs = "one class for each image or pixel" if task.classes else "classes"
-                raise OptionError(
-                    f"{name}={getattr(self, name)!r} needs {needs}, which task={task.name!r} has not: it takes "
-                    f"{', '.join(map(repr, allowed))}; or {NEAR}"
-                )
-        if self.stop is not None and not task.one_label:
-            raise OptionError(f"stop rules ask for one class, and task={task.name!r} has none: {NEAR}")
-
-    def _check_gates(self, gates: list[Gate]) -> None:
-        task, tiles = TASKS[self.task], {gate.tile for gate in gates}
-        for gate in gates:
-            if gate.by not in task.gates:
-                needs = "one class for each image" if task.classes else "classes"
-                able = f"it has a gate by {', '.join(task.gates)}; or " if task.gates else ""
-                raise OptionError(
-                    f"a gate by {gate.by!r} needs {needs}, which task={task.name!r} has not: {able}{NEAR}"
-                )
-        if not task.maps and tiles - {None}:
-            raise OptionError("gate: tile is for segmentation, where an answer has places; leave it out")
-        if len(tiles) > 1:
-            raise OptionError("gate: all gates of a recipe act on tiles of one size, or all on whole images")
-
-    def changed(self, **changes: Any) -> Recipe:
-        """`recipe.changed(budget=4)`: another recipe; names that there are not are refused."""
-        known = [f.name for f in fields(self)]
-        for name in changes:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
-                raise OptionError(f"a recipe has no {name!r}{hint}")
-        searching = [name for name in changes if name in SEARCH and changes[name] != getattr(self, name)]
-        if self.stages and searching and "stages" not in changes:
+            raise OptionError(f"task={task.name!r} takes lists of states and no search: Stage(states=Near(4)).")
+        if stage.states.criterion not in task.criteria:
+            needs = "one class for each image or pixel" if task.classes else "classes"
             raise OptionError(
-                f"{searching[0]} belongs to the paper's search, and recipe {self.name or 'of looks'!r} has stages of "
-                "looks instead: give recipe='paper' with it"
+                f"search: criterion={stage.states.criterion!r} needs {needs}, which task={task.name!r} does not have. "
+                f"It takes {', '.join(map(repr, task.criteria))}; or {NEAR}."
             )
-        if "task" in changes:  # what was the old task's usual becomes the new one's
-            usual = {name: "" for name in OWN if getattr(self, name) == _usual(name, self.task)}
-            changes = {**usual, **changes}
-        return replace(self, **changes)
+        if stage.states.until is not None and not task.one_label:
+            raise OptionError(
+                f"search: until needs one class for each image, which task={task.name!r} has not; {NEAR}."
+            )
 
+    def _check_gate(self, gate: Gate) -> None:
+        task = TASKS[self.task]
+        if gate.by not in task.gates:
+            needs = "one class for each image" if task.classes else "classes"
+            able = f"It takes a gate by {', '.join(task.gates)}; or " if task.gates else ""
+            raise OptionError(
+                f"gate: by={gate.by!r} needs {needs}, which task={task.name!r} does not have. {able}{NEAR}."
+            )
+        if not task.maps and gate.tile is not None:
+            raise OptionError("gate: tile is for segmentation, where an output has places. Leave it out.")
+
+    # -- changes
+    def changed(self, **changes: Any) -> Recipe:
+        """Another recipe: fields of Recipe, or of the one Search, Near, Gate or Stage with states that it has.
+
+        Example: `recipe.changed(budget=4)`, `recipe.changed(below=0.3, temperature=1.2)`.
+        """
+        own = {f.name for f in fields(self)}
+        stages = list(changes.pop("stages", self.stages))
+        for name in [n for n in changes if n not in own]:
+            index = _owner(stages, name)
+            stages[index] = _stage_with(stages[index], name, changes.pop(name))
+        if "task" in changes and "combine" not in changes:  # what was the usual of the old task becomes the new one's
+            usual = self.combine == TASKS[self.task].combines[0]
+            changes["combine"] = "" if usual else self.combine
+        return replace(self, **{**changes, "stages": tuple(stages)})
+
+    # -- what it does
     @property
     def plain(self) -> bool:
-        """Whether this is the model as it came."""
-        only = self.budget == 1 and self.states is None and self.temperature == 1
-        return only and all(s.views == (IDENTITY,) and s.states == "plain" for s in self.stages)
+        """Whether this is the base model as it is."""
+        return self.temperature == 1 and all(
+            s.views == (PLAIN,) and s.states is None and s.network == "base" for s in self.stages
+        )
 
     @property
-    def searches(self) -> bool:
-        return not self.stages and (self.budget > 1 or self.states is not None)
+    def networks(self) -> tuple[str, ...]:
+        """The networks that run, the base first where it does."""
+        return tuple(dict.fromkeys(s.network for s in self.stages))
 
-    def warmed(self, logits: Any) -> Any:
-        """Merged logits, divided by the temperature."""
-        return logits if self.temperature == 1 else logits / self.temperature
+    @property
+    def search(self) -> Stage | None:
+        """The stage with the recipe's only Search, or None."""
+        found = [s for s in self.stages if isinstance(s.states, Search)]
+        return found[0] if len(found) == 1 else None
+
+    def with_states(self, network: str) -> Stage | None:
+        """The first stage of a network that has states; None where the model itself is called."""
+        return next((s for s in self.stages if s.network == network and s.states is not None), None)
 
     def digest(self) -> str:
-        """The same for recipes that do the same, whatever they are called."""
+        """Equal for recipes that do the same, whatever their name."""
         return hashlib.sha256(repr(replace(self, name="")).encode()).hexdigest()[:12]
 
-    def _usual(self, name: str) -> Any:
-        """What a field is where nothing is asked."""
-        return _usual(name, self.task) if name in OWN else type(self).__dataclass_fields__[name].default
-
     def __str__(self) -> str:
-        """What it is called, what it does, and every field that is not as usual."""
         head = f"{self.name or 'recipe'} ({self.task})"
-        names = [f.name for f in fields(self) if f.name not in ("name", "task", "stages")]
-        asked = {name: getattr(self, name) for name in names if getattr(self, name) != self._usual(name)}
-        if self.searches:
-            return f"{head}: search, {', '.join(f'{k}={v!r}' for k, v in asked.items())}"
-        asked.pop("merge", None)
-        more = "".join(f", {k} {v:.4g}" if isinstance(v, float) else f", {k} {v}" for k, v in asked.items())
-        if not self.stages:
-            return f"{head}: the network as it came{more}"
+        if self.plain:
+            return f"{head}: the base model as it is"
         lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
-        how = self.merge if self.merge == "median" else f"mean of {self.merge}"
+        how = self.combine if self.combine == "median" else f"mean of {self.combine}"
+        more = "" if self.temperature == 1 else f", temperature {self.temperature:.4g}"
+        more += "" if self.precision is None else f", {self.precision}"
+        more += "" if self.tensors is None else f", fitted in {self.tensors}"
         return "\n".join([head, *lines, f"  {how}{more}"])
 
 
-def _usual(name: str, task: str) -> str:
-    """The merge or criterion that a task takes where none is asked for."""
-    return (TASKS[task].merges if name == "merge" else TASKS[task].criteria)[0]
+def _owner(stages: list[Stage], name: str) -> int:
+    """The index of the one stage that has a field of this name, in itself, its states or its gate."""
+    owners = [i for i, stage in enumerate(stages) if _has(stage, name)]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise OptionError(f"recipe: {name!r} is in {len(owners)} stages, so it is not clear which. Change the stages.")
+    known = {f.name for f in fields(Recipe)} | {n for s in stages for n in _names(s)}
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    search = " It belongs to a Search: pass recipe='paper' with it." if name in _field_names(Search) else ""
+    raise OptionError(f"this recipe has no {name!r}.{hint}{search} It has {', '.join(sorted(known))}.")
 
 
-SEARCH = tuple(f.name for f in fields(Recipe) if f.metadata["search"])
-EITHER = ("temperature", "precision")  # what looks and a search have in common
+def _field_names(kind: type) -> set[str]:
+    return {f.name for f in fields(kind)}
 
 
-def _listed(wanted: str) -> str:
-    return f"one of {wanted}" if "'" in wanted and "," in wanted and not wanted.startswith(("a ", "the ")) else wanted
+def _names(stage: Stage) -> set[str]:
+    parts = [p for p in (stage.states, stage.gate) if isinstance(p, Search | Near | Gate)]
+    own = set(STATE_FIELDS) if stage.states is not None else set()
+    return own.union(*map(_field_names, map(type, parts)))
+
+
+def _has(stage: Stage, name: str) -> bool:
+    return name in _names(stage)
+
+
+def _stage_with(stage: Stage, name: str, value: Any) -> Stage:
+    for part in ("states", "gate"):
+        noun = getattr(stage, part)
+        if isinstance(noun, Search | Near | Gate) and name in _field_names(type(noun)):
+            changed: dict[str, Any] = {part: replace(noun, **{name: value})}
+            return replace(stage, **changed)
+    return replace(stage, **{name: value})
 
 
 def field_table() -> list[tuple[str, str, str]]:
-    """(name, default of a classifier, what it is) of every field, for help and docs."""
+    """(name, default, what it is) of every field, for help and docs."""
     usual = Recipe()
-    return [(f.name, repr(getattr(usual, f.name)), str(f.metadata["doc"])) for f in fields(Recipe)]
+    return [(f.name, repr(getattr(usual, f.name)), DOCS[f.name]) for f in fields(Recipe)]

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from unstride.errors import ArtefactError, InputError
 from unstride.sample.data import CLASSES, SCENE_CLASSES, Bytes, classification_sample, segmentation_sample
-from unstride.sample.nets import Classifier, Segmenter
+from unstride.sample.nets import Classifier, SampleSegmenter
 from unstride.sample.scenes import compose_scenes
 
 __all__ = [
@@ -48,9 +48,9 @@ def load_classifier() -> Classifier:
     return _loaded(Classifier(), CLASSIFIER_FILE)
 
 
-def load_segmenter() -> Segmenter:
+def load_segmenter() -> SampleSegmenter:
     """The embedded scene segmenter, trained, in eval mode: (B, 1, H, W) -> (B, 11, H, W)."""
-    return _loaded(Segmenter(), SEGMENTER_FILE)
+    return _loaded(SampleSegmenter(), SEGMENTER_FILE)
 
 
 def preprocess_classification(images: Bytes) -> Tensor:

@@ -1,7 +1,7 @@
 """The two small networks of the embedded default: a classifier and a segmenter of gray garment images.
 
     Classifier()(torch.zeros(1, 1, 64, 64)).shape  # (1, 10)
-    Segmenter()(torch.zeros(1, 1, 96, 96)).shape   # (1, 11, 96, 96)
+    SampleSegmenter()(torch.zeros(1, 1, 96, 96)).shape   # (1, 11, 96, 96)
 
 Both are ordinary residual networks, built the way large ones are, so that what holds for them is not special to them.
 """
@@ -19,7 +19,7 @@ def _conv(wide_in: int, wide_out: int, size: int, stride: int = 1, dilation: int
     return nn.Sequential(conv, nn.BatchNorm2d(wide_out))
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Basic residual block: two 3x3 convolutions; a 1x1 shortcut where the shape changes."""
 
     def __init__(self, wide_in: int, wide_out: int, stride: int = 1, dilation: int = 1) -> None:
@@ -40,17 +40,19 @@ class Classifier(nn.Module):
         super().__init__()
         first, second, third, last = widths
         self.stem = nn.Sequential(_conv(1, first, 3, stride=2), nn.ReLU())
-        self.stages = nn.Sequential(Block(first, second, stride=2), Block(second, third, stride=2), Block(third, last))
+        self.stages = nn.Sequential(
+            ResidualBlock(first, second, stride=2), ResidualBlock(second, third, stride=2), ResidualBlock(third, last)
+        )
         self.head = nn.Linear(last, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.flatten(F.adaptive_avg_pool2d(self.stages(self.stem(x)), 1), 1))
 
 
-class Segmenter(nn.Module):
+class SampleSegmenter(nn.Module):
     """(B, 1, H, W) -> (B, 11, H, W): like DeepLab, a dilated encoder of output stride 8, two branches, upsampling.
 
-    There is no skip from early layers: detail below a cell of 8 pixels is what the strides throw away.
+    There is no skip from early layers: the strides discard detail below a cell of 8 pixels.
     """
 
     def __init__(self, classes: int = 11, widths: tuple[int, ...] = (24, 32, 64, 96)) -> None:
@@ -58,7 +60,9 @@ class Segmenter(nn.Module):
         first, second, third, last = widths
         self.stem = nn.Sequential(_conv(1, first, 3, stride=2), nn.ReLU())
         self.stages = nn.Sequential(
-            Block(first, second, stride=2), Block(second, third, stride=2), Block(third, last, dilation=2)
+            ResidualBlock(first, second, stride=2),
+            ResidualBlock(second, third, stride=2),
+            ResidualBlock(third, last, dilation=2),
         )
         self.near = _conv(last, third, 1)
         self.far = _conv(last, third, 3, dilation=3)

@@ -106,14 +106,14 @@ def _frame(
     """A window at a random place of the scene, and where its pixels lie in a 28x28 garment put there somehow."""
     centre = rng.uniform(margin * size, (1 - margin) * size, 2)
     length, angle, stretch = rng.uniform(*LENGTH), rng.uniform(-tilt, tilt), rng.uniform(0.85, 1.18)
-    mirror = 1 if rng.random() < 0.5 else -1
+    side = 1 if rng.random() < 0.5 else -1
     reach = 0.85 * length  # half the diagonal of the stretched frame
     start = np.maximum(np.floor(centre - reach), 0).astype(int)
     stop = np.minimum(np.ceil(centre + reach) + 1, size).astype(int)
     y, x = np.mgrid[start[0] : stop[0], start[1] : stop[1]].astype(np.float64)
     y, x = y - centre[0], x - centre[1]
     along_y = (np.cos(angle) * y - np.sin(angle) * x) * 28 / (length * stretch)
-    along_x = (np.sin(angle) * y + np.cos(angle) * x) * 28 / (length / stretch) * mirror
+    along_x = (np.sin(angle) * y + np.cos(angle) * x) * 28 / (length / stretch) * side
     return (slice(start[0], stop[0]), slice(start[1], stop[1])), along_y + 13.5, along_x + 13.5
 
 

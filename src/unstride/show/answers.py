@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unstride.procedure.aggregate import two_class
-from unstride.procedure.prediction import Prediction
+from unstride.tasks.confidence import two_class
+from unstride.execution.prediction import Prediction
 
 
 def class_name(classes: tuple[str, ...], index: int) -> str:
@@ -43,7 +43,7 @@ def answer_of(p: Prediction, classes: tuple[str, ...] = (), top: int = 5) -> dic
     }
     states = [
         {
-            "view": v.view.spec(),
+            "view": str(v.view),
             "state": [list(s) for s in v.state.selections],
             "criterion": v.criterion,
             "weight": v.weight,

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.show.answers import class_name, probabilities
 from unstride.show.style import COLOURS, FAINT, INK, LINE, PAPER, PLAIN, SOFT, library, shorten
 from unstride.show.tree import Node, rows

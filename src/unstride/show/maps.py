@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import InputError
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.show.style import COLOURS, INK, SOFT, library, shorten
 
 SIDE = 2.6  # inches of one image

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.show.answers import class_map, class_name
 from unstride.show.classification import summary
 from unstride.show.style import INK, PAPER, SOFT, class_colours, library, shorten

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import NotWritten, OptionError
-from unstride.storage.outputs import check_file, write_whole
+from unstride.storage.files import check_file, write_atomic
 from unstride.views.images import Preprocess
 
 INK, SOFT, LINE, FAINT, PAPER = "#1b1f27", "#5d6675", "#aeb7c4", "#d9dee6", "#ffffff"
@@ -46,7 +46,7 @@ def save(figure: Any, path: Path) -> Path | None:
     stream = io.BytesIO()
     try:
         figure.savefig(stream, format=path.suffix[1:].lower())
-        write_whole(path, stream.getvalue())
+        write_atomic(path, stream.getvalue())
     except (OSError, ValueError, MemoryError) as error:
         reason = getattr(error, "strerror", None) or error
         warnings.warn(NotWritten(f"--plot {path}: cannot be written ({reason})"), stacklevel=2)

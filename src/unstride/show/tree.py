@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unstride.geometry.states import State
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.procedure.search import Expansion
 
 

@@ -1,5 +1,5 @@
-"""What any long work needs.
+"""What long runs need: files, a resumable cache, fingerprints, locks, processes and progress.
 
-`artefacts` are files that are there whole or not at all, and are checked when read; `fingerprint` tells networks
-apart; `distributed` deals work to processes; `progress` shows how far it is. Nothing here knows what the work is.
+`cache` keeps what is computed image by image; `computation` and `fingerprint` say what it depends on; `artefacts` are
+checked safetensors files; `provenance` records how a result was made. Nothing here knows what the work is.
 """

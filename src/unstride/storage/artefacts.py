@@ -1,5 +1,6 @@
 """Files that unstride writes: safetensors with a JSON header, written all or nothing, checked when read."""
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -11,9 +12,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from unstride.errors import ArtefactError
-from unstride.storage import strict
+from unstride.storage import strict_json
+from unstride.storage.files import write_atomic
 from unstride.storage.fingerprint import digest
-from unstride.storage.outputs import write_whole
 
 VERSION = 1
 _HEADER = "unstride"
@@ -33,15 +34,20 @@ def write_artefact(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], 
 
 
 def write_file(path: Path, data: bytes) -> Path:
-    """A file that is there whole or not at all, whenever the machine stops; an ArtefactError where it cannot be."""
+    """Write a file whole or not at all, also if the machine stops; raises an ArtefactError if that is impossible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_atomic(path, data)
     except OSError as error:
-        raise ArtefactError(
-            f"cannot write {path}: {error.strerror or error}. Give a path in a folder you may write to."
-        ) from error
+        raise cannot_write(path, error) from error
     return path
+
+
+def cannot_write(path: Path, error: OSError) -> ArtefactError:
+    """The error that says why a file cannot be written, and what to do."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hint = "Free some space, then start again" if full else "Give a path in a folder you may write to"
+    return ArtefactError(f"cannot write {path}: {error.strerror or error}. {hint}.")
 
 
 def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -58,7 +64,7 @@ def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Te
     if raw is None:
         raise ArtefactError(f"{path} is a safetensors file, but not one that unstride saved. Give a saved {kind} file.")
     try:
-        header = strict.loads(raw)
+        header = strict_json.loads(raw)
         version, sha, meta = int(header["version"]), header["sha256"], dict(header["meta"])
     except (ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path} has an unreadable unstride header ({error}). Save it again.") from error

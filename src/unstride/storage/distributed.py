@@ -88,12 +88,12 @@ def fresh_store(store: Any, rank: int, size: int) -> dist.Store:
         store.set(f"unstride/hello/{rank}", name)
         store.wait([f"unstride/answer/{name}"], _PATIENCE)
         name = store.get(f"unstride/answer/{name}").decode()
-        store.set(f"unstride/heard/{name}/{rank}", "yes")
+        store.set(f"unstride/received/{name}/{rank}", "yes")
     missing = set(range(1, size)) if rank == 0 else set()
     while missing:
         for r in missing:
             if store.check([f"unstride/hello/{r}"]):
                 store.set(f"unstride/answer/{store.get(f'unstride/hello/{r}').decode()}", name)
         time.sleep(0.05)
-        missing = {r for r in missing if not store.check([f"unstride/heard/{name}/{r}"])}
+        missing = {r for r in missing if not store.check([f"unstride/received/{name}/{r}"])}
     return dist.PrefixStore(name, store)

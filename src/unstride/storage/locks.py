@@ -1,7 +1,7 @@
-"""Locks on open files: they end with the process that holds them, however it ends.
+"""Locks on open files. The operating system releases them when the process ends, even after a kill.
 
-with path.open("a+b") as file, held(file):
-    ...  # nobody else is here
+with path.open("a+b") as file, locked(file):
+    ...  # no other process is in this block
 """
 
 import contextlib
@@ -18,7 +18,7 @@ if sys.platform == "win32":
 
     def _lock(file: IO[Any], wait: bool) -> None:
         at = file.tell()
-        file.seek(2**31 - 2)  # beyond what anybody reads: there, locked bytes cannot be read by others
+        file.seek(2**31 - 2)  # beyond the content: other processes cannot read locked bytes on Windows
         msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         file.seek(at)
 
@@ -30,15 +30,15 @@ else:
 
 
 @contextlib.contextmanager
-def held(file: IO[Any]) -> Iterator[None]:
-    """The file is ours until it is closed. On a file system that knows no locks, nothing is held."""
+def locked(file: IO[Any]) -> Iterator[None]:
+    """Lock an open file until it is closed. On a file system without locks, nothing is locked."""
     with contextlib.suppress(OSError):
         _lock(file, wait=True)
     yield
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody alive holds it; also where that cannot be known."""
+def is_locked(path: Path) -> bool:
+    """Return True if a live process holds the lock, or if that cannot be determined."""
     try:
         with path.open("r+b") as file:
             _lock(file, wait=False)
@@ -48,10 +48,10 @@ def is_held(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(folder: Path, leads: bool = True) -> Iterator[None]:
-    """A folder for one run at a time, made if need be; an OptionError where another run is at work in it.
+def exclusive(folder: Path, leads: bool = True) -> Iterator[None]:
+    """Lock a folder for one run, creating it if needed. Raises an OptionError if another run uses it.
 
-    Of several processes that share it, only the one that `leads` asks.
+    Of several processes of one run, only the one with `leads` takes the lock.
     """
     if not leads:
         yield
@@ -61,8 +61,18 @@ def alone(folder: Path, leads: bool = True) -> Iterator[None]:
         try:
             _lock(file, wait=False)
         except BlockingIOError as error:
-            raise OptionError(f"{folder}: another run is at work there; wait for it, or choose another name") from error
+            raise OptionError(f"{folder}: another run uses this folder; wait for it, or choose another name") from error
         except OSError as error:
             if os.name == "nt":
-                raise OptionError(f"{folder}: another run is at work there ({error})") from error
+                raise OptionError(f"{folder}: another run uses this folder ({error})") from error
+        yield
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder, creating it if needed; other processes wait."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # whoever writes in the folder reports why that is impossible
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(stack.enter_context((folder / ".lock").open("a+b"))))
         yield

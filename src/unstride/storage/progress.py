@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar where a person looks, plain lines with the time left in a log."""
+"""Progress on stderr: a bar in a terminal, plain lines with the time left in a log."""
 
 import sys
 import time

@@ -16,9 +16,9 @@ from PIL import Image
 
 from unstride import models, sample
 from unstride.demo.photographs import NETWORK, PHOTOS, dense_tower, inside
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.procedure.gates import Stage
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
 from unstride.recipe.recipe import SEARCH
 from unstride.views.images import open_image
 
@@ -33,8 +33,8 @@ GIVEN, TUNED = "given", "tuned"
 RECIPES = {
     "default": "default: what unstride does by itself",
     "plain": "plain: the network as it came",
-    "flip": "flip: the mirror image, too",
-    "multiscale-flip": "multiscale-flip: larger and smaller, mirrored",
+    "flip": "flip: the flipped image, too",
+    "multiscale-flip": "multiscale-flip: larger and smaller, flipped",
     "paper": "paper: the search, state by state",
 }
 
@@ -48,7 +48,7 @@ class Choice:
 
     spec: str
     about: str
-    load: Callable[[], Loaded]
+    load: Callable[[], LoadedModel]
     task: str | None = None
 
 
@@ -61,7 +61,7 @@ class Sample:
     truth: Truth = None
 
 
-def offered(given: Loaded | None = None, task: str | None = None) -> list[Choice]:
+def offered(given: LoadedModel | None = None, task: str | None = None) -> list[Choice]:
     """The given model first (of a file, not the folder it is in), then those whose weights are on this machine."""
     name = "" if given is None else Path(given.spec).name if ".py:" in given.spec else given.spec
     out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given, task)]

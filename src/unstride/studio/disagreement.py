@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unstride.geometry.states import State
-from unstride.procedure.aggregate import two_class
+from unstride.tasks.confidence import two_class
 from unstride.procedure.align import align_covered, overlap
 from unstride.procedure.tasks import Plan
 

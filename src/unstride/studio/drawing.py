@@ -21,10 +21,10 @@ from unstride.enhanced import Enhanced
 from unstride.errors import InputError, OptionError
 from unstride.geometry.grids import by
 from unstride.geometry.states import State
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.procedure.features import interpolated, phases
 from unstride.procedure.gates import Stage
-from unstride.procedure.prediction import Prediction
+from unstride.execution.prediction import Prediction
 from unstride.procedure.tasks import Plan
 from unstride.show.answers import answer_of, headline
 from unstride.studio.choices import Sample
@@ -37,7 +37,7 @@ SIDES = ("plain", "enhanced")
 Fact = tuple[str, str]
 
 
-def drawn(loaded: Loaded, better: Enhanced, sample: Sample, others: Sequence[Sample] = ()) -> dict[str, Any]:
+def drawn(loaded: LoadedModel, better: Enhanced, sample: Sample, others: Sequence[Sample] = ()) -> dict[str, Any]:
     """What the page shows of one image; `others`: among which an embedding's neighbours are looked for."""
     image = shrunk(loaded, sample.image)
     p = _explained(better, image)
@@ -71,7 +71,7 @@ def _explained(better: Enhanced, image: Image.Image) -> Prediction:
     return p
 
 
-def _features(loaded: Loaded, better: Enhanced, image: Image.Image, p: Prediction) -> tuple[Any, str, list[Fact]]:
+def _features(loaded: LoadedModel, better: Enhanced, image: Image.Image, p: Prediction) -> tuple[Any, str, list[Fact]]:
     """Principal components of the plain map, of the recipe's, and of the states stitched, on one grid."""
     _, plan, _ = better.fitted(loaded.seen(image)[None])
     finer, states = _stitching(plan)
@@ -101,7 +101,7 @@ def _cells(maps: Tensor) -> str:
 
 
 def _neighbours(
-    loaded: Loaded, better: Enhanced, sample: Sample, others: Sequence[Sample], p: Prediction
+    loaded: LoadedModel, better: Enhanced, sample: Sample, others: Sequence[Sample], p: Prediction
 ) -> tuple[Any, str, list[Fact]]:
     """The nearest of the other images by cosine, with the plain vectors and with the recipe's."""
     if not others:

@@ -20,11 +20,12 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.errors import InputError
 from unstride.geometry.report import Report
-from unstride.models import Loaded
-from unstride.procedure.aggregate import two_class
+from unstride.models import LoadedModel
+from unstride.tasks.confidence import two_class
 from unstride.procedure.align import overlap
-from unstride.procedure.prediction import Prediction, moved
+from unstride.execution.prediction import Prediction, moved
 from unstride.procedure.tasks import Plan
+from unstride.recipe.view import PLAIN
 from unstride.show.answers import class_map, class_name, probabilities
 from unstride.show.html import as_png
 from unstride.show.segmentation import palette
@@ -33,8 +34,7 @@ from unstride.show.tree import rows
 from unstride.studio.choices import Truth
 from unstride.studio.disagreement import Disagreement, evidence
 from unstride.studio.stages import look_by_look, seen_by
-from unstride.views.canvas import PILImages
-from unstride.views.policies import IDENTITY
+from unstride.views.source import PILImages
 
 BUDGET = 30
 SIDE = 320  # a model without a size of its own gets images no longer than this: the page answers in seconds
@@ -49,7 +49,7 @@ def layers(plan: Plan, searched: Sequence[int]) -> dict[str, Any]:
     return {**report.to_json(), "searched": list(searched)}
 
 
-def shrunk(loaded: Loaded, image: Image.Image) -> Image.Image:
+def shrunk(loaded: LoadedModel, image: Image.Image) -> Image.Image:
     """As it is, for a model that has a size of its own."""
     if loaded.preprocess.resize is None and loaded.preprocess.crop is None:
         image = image.copy()
@@ -57,12 +57,12 @@ def shrunk(loaded: Loaded, image: Image.Image) -> Image.Image:
     return image
 
 
-def look(loaded: Loaded, better: Enhanced, image: Image.Image, truth: Truth = None) -> dict[str, Any]:
+def look(loaded: LoadedModel, better: Enhanced, image: Image.Image, truth: Truth = None) -> dict[str, Any]:
     """All budgets at once, or all looks of a recipe with stages, one after the other; beside the truth, if known."""
     segmenting, image = better.task == "segmentation", shrunk(loaded, image)
     x = loaded.seen(image)[None]
     _, plan, _ = better.fitted(x)
-    source = PILImages([image], loaded.preprocess, x, {IDENTITY: x})
+    source = PILImages([image], loaded.preprocess, x, {PLAIN: x})
     stages: list[dict[str, Any]] | None = None
     if better.recipe.stages:
         way = look_by_look(better, source)
@@ -101,7 +101,7 @@ def _known(truth: Truth, classes: tuple[str, ...]) -> dict[str, Any]:
 
 def _image_views(told: list[dict[str, Any]], p: Prediction, source: PILImages) -> None:
     """Beside each look, what its view sees."""
-    views = {view: source.see(view) for view in dict.fromkeys(v.view for v in p.states)}
+    views = {view: source.render(view) for view in dict.fromkeys(v.view for v in p.states)}
     shown = {view: _image(seen_by(source.preprocess, pixels)) for view, pixels in views.items()}
     for entry, v in zip(told, p.states, strict=True):
         entry |= {"seen": shown[v.view], "size": list(views[v.view].shape[2:])}
@@ -122,7 +122,7 @@ def _affordable(plan: Plan) -> int:
     return max(1, min(BUDGET, MAPS_BYTES // (2 * 4 * classes * height * width)))
 
 
-def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded, x: Tensor) -> dict[str, Any]:
+def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: LoadedModel, x: Tensor) -> dict[str, Any]:
     own = torch.stack([probabilities(v.logits) for v in p.states])
     enhanced = torch.stack([probabilities(a) for a in answers])
     first, tops = own.argmax(1), enhanced.argmax(1)
@@ -135,7 +135,7 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
     shown += [k for k in colours if k not in shown]
     spread = Disagreement()
     spreads = [float(spread.add(q)) for q in own]
-    still = all(v.view == IDENTITY for v in p.states)  # cells of other views lie elsewhere
+    still = all(v.view == PLAIN for v in p.states)  # cells of other views lie elsewhere
     heat = evidence(plan, x, [v.state for v in p.states]) if still else None
     return {
         "classes": [{"name": class_name(loaded.classes, k), "colour": colours.get(k)} for k in shown],
@@ -156,7 +156,7 @@ def _classified(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded
     }
 
 
-def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: Loaded, truth: Truth) -> dict[str, Any]:
+def _segmented(plan: Plan, p: Prediction, answers: list[Tensor], loaded: LoadedModel, truth: Truth) -> dict[str, Any]:
     maps = [class_map(a) for a in answers]
     height, width = maps[0].shape
     known = _resized(truth, (height, width)) if isinstance(truth, np.ndarray) else None
@@ -215,7 +215,7 @@ def _little(values: NDArray[Any]) -> bytes:
 
 def _state(v: Any) -> dict[str, Any]:
     return {
-        "view": None if v.view == IDENTITY else str(v.view),
+        "view": None if v.view == PLAIN else str(v.view),
         "selection": [list(s) for s in v.state.selections],
         "criterion": round(v.criterion, 4),
         "confidence": round(1 - v.criterion, 4),

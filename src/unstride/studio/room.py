@@ -18,13 +18,14 @@ from unstride import models
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, OptionError, TaskAssumed, UnstrideError
 from unstride.evaluation.loop import prepared
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.models.tasks import task_of
 from unstride.models.weights import place
-from unstride.recipe import Recipe, get
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
 from unstride.recipe.saving import opened, task_said
 from unstride.show.html import as_png
-from unstride.storage import strict
+from unstride.storage import strict_json
 from unstride.studio.choices import (
     GIVEN,
     RECIPES,
@@ -61,7 +62,7 @@ class Busy(UnstrideError):
 class Ready:
     """A model that is loaded, and prepared for the recipes that were picked so far."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     better: Enhanced
     picked: dict[str, Enhanced] = field(default_factory=dict)
 
@@ -70,7 +71,7 @@ class Ready:
 
 
 class Studio:
-    """`Studio("timm:resnet18").look("0", "2", "flip")`: the third sample image, mirrored too, as gzipped JSON.
+    """`Studio("timm:resnet18").look("0", "2", "flip")`: the third sample image, flipped too, as gzipped JSON.
 
     Models, recipes and images are looked up in lists: no name reaches the file system.
     """
@@ -239,10 +240,10 @@ class Studio:
 
 def packed(data: Any) -> bytes:
     """Gzipped JSON: maps of thirty budgets are long and repeat themselves."""
-    return gzip.compress(strict.dumps(data).encode(), 5, mtime=0)
+    return gzip.compress(strict_json.dumps(data).encode(), 5, mtime=0)
 
 
-def _task(given: Loaded, asked: str | None) -> str | None:
+def _task(given: LoadedModel, asked: str | None) -> str | None:
     """What is asked for (also by a recipe), what the model is for, or what its output suggests, which is then told."""
     found = task_of(asked or given.task, given.model, _example(given))
     if found.assumed:
@@ -250,13 +251,13 @@ def _task(given: Loaded, asked: str | None) -> str | None:
     return found.task
 
 
-def _check(given: Loaded, task: str | None, options: dict[str, Any]) -> None:
+def _check(given: LoadedModel, task: str | None, options: dict[str, Any]) -> None:
     """A recipe that is not there, or was made for another model, is said now, and not when a page asks for it."""
     changes = {name: value for name, value in options.items() if name != "recipe"}
     opened(started_with(options), given.model, given.preprocess, task).recipe.changed(**changes)
 
 
-def _example(loaded: Loaded) -> Tensor:
+def _example(loaded: LoadedModel) -> Tensor:
     return loaded.example().to(*place(loaded.model))
 
 

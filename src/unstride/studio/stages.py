@@ -12,10 +12,10 @@ from torch import Tensor
 from unstride.enhanced import Enhanced
 from unstride.procedure.aggregate import top_class
 from unstride.procedure.gates import Gate, Stage, sureness
-from unstride.procedure.prediction import Prediction, Visited
+from unstride.execution.prediction import Prediction, Visited
 from unstride.show.style import as_image
-from unstride.views.canvas import Source
 from unstride.views.images import Preprocess
+from unstride.views.source import Source
 
 SIDE = 160  # of the small images
 
@@ -55,7 +55,7 @@ def _told(
 ) -> Iterator[dict[str, Any]]:
     """Stage by stage: its gate, the places of its looks in `p.states`, and the cost so far, or what it would be."""
     space, at, reached = better.plan.found.space, 0, True
-    full = better.stage_costs(source.see(p.states[0].view))
+    full = better.stage_costs(source.render(p.states[0].view))
     for stage, would in zip(better.recipe.stages, full, strict=True):
         first, chosen = at, stage.chosen(space)
         # A look belongs to the first stage that has it: what is taken already is not taken again.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from unstride.errors import UnstrideError
-from unstride.models import Loaded
-from unstride.recipe import Recipe
+from unstride.models import LoadedModel
+from unstride.recipe.recipe import Recipe
 from unstride.tuning.parts import SHARD
 from unstride.tuning.tune import tune
 from unstride.tuning.tuned import Tuned
@@ -34,7 +34,7 @@ class Tuner:
         self._begun = 0.0
         self._told: dict[str, Any] = {"state": "idle"}
 
-    def start(self, loaded: Loaded) -> None:
+    def start(self, loaded: LoadedModel) -> None:
         """Begin, unless it has begun; after a failure, once more."""
         with self._lock:
             if self._told["state"] in ("running", "done"):
@@ -52,7 +52,7 @@ class Tuner:
             }
         return {"images": IMAGES, "cost": COST, **told}
 
-    def _run(self, loaded: Loaded) -> None:
+    def _run(self, loaded: LoadedModel) -> None:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 self._folder = Path(folder)

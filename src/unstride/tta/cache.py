@@ -11,9 +11,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from unstride.errors import ArtefactError
+from unstride.recipe.view import View
 from unstride.storage.artefacts import read_artefact, write_artefact
 from unstride.storage.fingerprint import digest, fingerprint
-from unstride.views.policies import View
 
 KIND = "tta-logits"
 FLUSH_SECONDS = 20.0  # no more work than this is lost to a kill
@@ -31,7 +31,7 @@ def model_key(model: nn.Module, *settings: object) -> str:
 
 
 def view_key(view: View) -> str:
-    return hashlib.sha256(view.spec().encode()).hexdigest()[:24]
+    return hashlib.sha256(str(view).encode()).hexdigest()[:24]
 
 
 class LogitCache:

@@ -8,18 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as F
 
+from unstride.compat import import_torchvision
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, InputError, OptionError
+from unstride.recipe import policies
+from unstride.recipe.policies import Policy
+from unstride.recipe.view import View, parse_view
 from unstride.storage.artefacts import check_finite, read_artefact, write_artefact
 from unstride.storage.fingerprint import check_model, fingerprint
 from unstride.storage.progress import progress as show_progress
 from unstride.tta import fitting, methods
 from unstride.tta.cache import Block, LogitCache, Rows, model_key
 from unstride.tta.methods import GPS, Merger, Method
-from unstride.views import policies, views
-from unstride.views.policies import Policy, View
+from unstride.views import transforms
+
+import_torchvision()
+from torchvision.transforms.v2 import functional as F  # noqa: E402
 
 KIND = "tta"
 TASKS = ("classification", "segmentation")
@@ -56,9 +61,7 @@ class TTA(nn.Module):
     ) -> None:
         super().__init__()
         if task not in TASKS:
-            raise OptionError(
-                f"task {task!r} is not one of {', '.join(TASKS)}; a mirror is recipe='flip' for every task"
-            )
+            raise OptionError(f"task {task!r} is not one of {', '.join(TASKS)}; a flip is recipe='flip' for every task")
         if preprocess is not None:
             mean, std = mean or preprocess.mean, std or preprocess.std
         self.mean, self.std = _normalisation(mean, std)
@@ -92,7 +95,7 @@ class TTA(nn.Module):
         self._check_images(images)
         merger = Merger(self.method, self.budget, self.weights)
         rebuild: Callable[[Tensor], Any] | None = None
-        target: views.Size | None = None
+        target: transforms.Size | None = None
         size = (int(images.shape[-2]), int(images.shape[-1]))
         with _evaluating(self.model):
             for index, (view, runs) in enumerate(zip(self.views, self._runs(), strict=True)):
@@ -101,8 +104,8 @@ class TTA(nn.Module):
                 logits, again = self._run(self.see(images, view), args, kwargs)
                 rebuild, valid = rebuild or again, None
                 if self.task == "segmentation":
-                    target = target or views.out_size(view, logits, size, self.divisor)
-                    logits, valid = views.undo(view, logits, size, target, self.divisor)
+                    target = target or transforms.out_size(view, logits, size, self.divisor)
+                    logits, valid = transforms.undo(view, logits, size, target, self.divisor)
                 merger.add(index, logits, valid)
         assert rebuild is not None
         return rebuild(merger.result())
@@ -111,13 +114,13 @@ class TTA(nn.Module):
         """What the model is given for a view of images (B, C, H, W)."""
         size = self.crop or (int(images.shape[-2]), int(images.shape[-1]))
         padded = size[0] > images.shape[-2] or size[1] > images.shape[-1]  # with black, which is not 0 once normalised
-        pixels = padded or views.needs_pixels(view)
+        pixels = padded or transforms.needs_pixels(view)
         if pixels:
-            images = self._to_pixels(images, views.changes_values(view))
+            images = self._to_pixels(images, transforms.changes_values(view))
         seen = (
-            views.apply(view, images, size)
+            transforms.apply(view, images, size)
             if self.task == "classification"
-            else views.transform(view, images, size, self.divisor)
+            else transforms.transform(view, images, size, self.divisor)
         )
         if pixels and self.mean is not None and self.std is not None:
             seen = F.normalize(seen, list(self.mean), list(self.std))
@@ -177,7 +180,7 @@ class TTA(nn.Module):
             "policy": {
                 "name": self.policy.name,
                 "seed": self.policy.seed,
-                "views": [view.spec() for view in self.views],
+                "views": [str(view) for view in self.views],
             },
             "method": self.method.name,
             "space": self.method.space,
@@ -199,7 +202,7 @@ class TTA(nn.Module):
         check_model(path, meta.get("model"), _inner(model))
         try:
             saved = meta["policy"]
-            policy = Policy(saved["name"], tuple(policies.parse_view(text) for text in saved["views"]), saved["seed"])
+            policy = Policy(saved["name"], tuple(parse_view(text) for text in saved["views"]), saved["seed"])
             method = methods.get(meta["method"])
             changes = {"space": meta["space"]} | ({"length": meta["length"]} if isinstance(method, GPS) else {})
             method = type(method)(**{**vars(method), **changes})
@@ -285,7 +288,7 @@ class TTA(nn.Module):
         if self.crop is not None:
             raise OptionError("crop is for classification: a segmentation output must cover the whole image.")
         for view in self.views:
-            views.check_undo(view)
+            transforms.check_undo(view)
 
     def _to_pixels(self, images: Tensor, strict: bool) -> Tensor:
         """Un-normalised images in [0, 1] (uint8 stays as it is)."""

@@ -8,9 +8,9 @@ from itertools import combinations
 
 from unstride.errors import OptionError
 from unstride.procedure.gates import near_count
-from unstride.procedure.meaning import TASKS
-from unstride.views.canvas import Canvas, PILImages, Source, flips
-from unstride.views.policies import View, parse_view
+from unstride.tasks.tasks import TASKS
+from unstride.recipe.view import View, parse_view
+from unstride.views.source import Canvas, PILImages, Source, flip_axes
 
 SIZES = ("small", "medium", "large")
 _SMALL_IMAGE = 96  # pixels: below, a network knows objects in one size only, and a pixel is a long way
@@ -38,35 +38,35 @@ def candidates(source: Source, pool: str, task: str) -> list[Unit]:
         raise OptionError(f"pool: got {pool!r}, wanted one of {', '.join(SIZES)}")
     level = SIZES.index(pool)
     if TASKS[task].maps:
-        views = ["mirror", "1.25x", "mirror + 1.25x"]
-        views += ["0.75x", "mirror + 0.75x", "1.5x", "mirror + 1.5x"] if level else []
-        views += ["0.5x", "mirror + 0.5x", "1.75x", "mirror + 1.75x"] if level > 1 else []
+        views = ["flip", "1.25x", "flip + 1.25x"]
+        views += ["0.75x", "flip + 0.75x", "1.5x", "flip + 1.5x"] if level else []
+        views += ["0.5x", "flip + 0.5x", "1.75x", "flip + 1.75x"] if level > 1 else []
         return [*map(_unit, views), _unit("plain", "near:4")]
     if min(source.size) < _SMALL_IMAGE:
         return _small(level)
     field = wider(source)
-    seen = f" + Field={field!r}" if field > 1.01 else ""
-    views = ["mirror"]
+    seen = f" + Crop={field!r}" if field > 1.01 else ""
+    views = ["flip"]
     for scale in ((1.15,), (1.15, 1.3, 0.86), (1.15, 1.3, 0.86, 1.45))[level]:
         at = f"Size={field if seen and scale == 1.15 else scale!r}{seen}"
-        views += [at, f"mirror + {at}"]
+        views += [at, f"flip + {at}"]
     if level:
         views += _CORNERS
     units = [_unit(v) for v in views]
     if level:
         units.append(_unit("plain", "near:4"))
     if level > 1:
-        units += [_unit(v) for v in ("1.15x", "1.3x", *(f"mirror + {c}" for c in _CORNERS))]
-        units += [_unit("plain", "near:8"), _unit("plain", "near:13"), _unit("mirror", "near:4")]
+        units += [_unit(v) for v in ("1.15x", "1.3x", *(f"flip + {c}" for c in _CORNERS))]
+        units += [_unit("plain", "near:8"), _unit("plain", "near:13"), _unit("flip", "near:4")]
     return list(dict.fromkeys(units))
 
 
 def _small(level: int) -> list[Unit]:
-    units = [_unit("mirror"), _unit("ShiftY=1 + ShiftX=1"), _unit("ShiftY=-1 + ShiftX=-1"), _unit("plain", "near:4")]
+    units = [_unit("flip"), _unit("ShiftY=1 + ShiftX=1"), _unit("ShiftY=-1 + ShiftX=-1"), _unit("plain", "near:4")]
     if level:
-        moved = ["ShiftY=1 + ShiftX=-1", "ShiftY=-1 + ShiftX=1", "1.125x", "mirror + 1.125x"]
-        moved += ["mirror + ShiftY=1 + ShiftX=1", "mirror + ShiftY=-1 + ShiftX=-1"]
-        units += [*map(_unit, moved), _unit("mirror", "near:4")]
+        moved = ["ShiftY=1 + ShiftX=-1", "ShiftY=-1 + ShiftX=1", "1.125x", "flip + 1.125x"]
+        moved += ["flip + ShiftY=1 + ShiftX=1", "flip + ShiftY=-1 + ShiftX=-1"]
+        units += [*map(_unit, moved), _unit("flip", "near:4")]
     if level > 1:
         far = ["ShiftY=2", "ShiftY=-2", "ShiftX=2", "ShiftX=-2", "1.25x"]
         units += [*map(_unit, far), _unit("plain", "near:8"), _unit("plain", "near:13")]
@@ -90,10 +90,10 @@ def wider(source: Source) -> float:
 def usual(units: list[Unit]) -> dict[str, list[Unit]]:
     """What a user would do instead, as far as these units have it."""
     alone = [u for u in units if u.states == "plain"]
-    mirror = [u for u in alone if u.view == parse_view("mirror")]
+    mirror = [u for u in alone if u.view == parse_view("flip")]
     corners = [u for u in alone if str(u.view) in _CORNERS]
     sizes = [u for u in alone if any(op.name == "Size" and float(op.value or 0) > 1 for op in u.view.ops)]
-    still = [u for u in sizes if not flips(u.view)]
+    still = [u for u in sizes if not flip_axes(u.view)]
     rows = {"flip": mirror}
     if len(corners) == 4:
         rows["five-crop"] = corners
@@ -115,8 +115,8 @@ def balanced(units: list[Unit]) -> list[list[Unit]]:
     mirrored image itself; and single mirrored views. Few to choose among, so that little can be chosen by chance.
     """
     by = {u.view: u for u in units if u.states == "plain"}
-    mirror = by.get(parse_view("mirror"))
-    twins = [(u, by.get(parse_view(f"mirror + {u.view.spec()}"))) for v, u in by.items() if not flips(v)]
+    mirror = by.get(parse_view("flip"))
+    twins = [(u, by.get(parse_view(f"flip + {u.view!s}"))) for v, u in by.items() if not flip_axes(v)]
     pairs = [[u, twin] for u, twin in twins if twin is not None]
     found = [[twin] for _, twin in pairs] + pairs
     if mirror is not None:

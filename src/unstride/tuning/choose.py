@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unstride.procedure.aggregate import two_class
+from unstride.tasks.confidence import two_class
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage, sureness
 from unstride.procedure.looks import Look
-from unstride.procedure.temperature import fit_temperature
+from unstride.tasks.temperature import fit_temperature
+from unstride.recipe.view import PLAIN, View
 from unstride.tuning.candidates import Unit, sets
 from unstride.tuning.pool import Pool
-from unstride.views.policies import IDENTITY, View
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
 FOLDS = 5
@@ -78,10 +78,10 @@ class Table:
 def temperatures_of(pool: Pool, units: Sequence[Unit]) -> dict[View, float]:
     """What brings each view to the plain one's temperature: larger ones are often louder."""
     assert pool.labels is not None
-    views = dict.fromkeys((IDENTITY, *(u.view for u in units)))
+    views = dict.fromkeys((PLAIN, *(u.view for u in units)))
     still = {v: Look(v, pool.work[v].near[0]) for v in views}  # a larger image may have more layers that subsample
     own = {v: fit_temperature(pool.logits[pool.index[look]], pool.labels) for v, look in still.items()}
-    return {v: t / own[IDENTITY] for v, t in own.items()}
+    return {v: t / own[PLAIN] for v, t in own.items()}
 
 
 def table(pool: Pool, units: Sequence[Unit], temperatures: Mapping[View, float]) -> Table:
@@ -181,7 +181,7 @@ class Way:
     matched: bool = True
 
 
-PLAIN = Way()
+PLAIN_WAY = Way()
 Path = Callable[[Table], list[int]]  # units, from the images that they may be chosen on
 Part = tuple[Table, Table, Tensor]  # of a fold: the other images, its own, and which they are
 
@@ -207,7 +207,7 @@ class Chooser:
         """Under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
         if not self.units:
             return Choice()
-        whole, tried = self.whole, {PLAIN: losses(self.whole.plain, self.whole.labels, self.objective, self.own)}
+        whole, tried = self.whole, {PLAIN_WAY: losses(self.whole.plain, self.whole.labels, self.objective, self.own)}
         for share in SHARES:
             paths = [self._greedy(fitted, share, ceiling) for fitted, _, _ in self.parts[True]]
             for steps in range(1, min(map(len, paths)) + 1):
@@ -221,7 +221,7 @@ class Chooser:
             matched = False not in found or difference(found[False], found[True]) > 2.0
             tried[Way(len(some), share, some, matched)] = found[matched]
         way = surest(tried, known)
-        if way == PLAIN:
+        if way == PLAIN_WAY:
             return Choice()
 
         def path_of(t: Table) -> list[int]:
@@ -277,8 +277,10 @@ def surest(tried: dict[Way, Tensor], known: Container[tuple[int, ...]] = ()) -> 
     A single further look is believed after one standard error, more of them after two: there are more to err with. What
     people do, the `known` sets, is taken instead where the best is ahead of it by less than half a standard error.
     """
-    sure = [w for w in tried if w != PLAIN and difference(tried[PLAIN], tried[w]) > (1.0 if w.steps == 1 else 2.0)]
-    best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN)
+    sure = [
+        w for w in tried if w != PLAIN_WAY and difference(tried[PLAIN_WAY], tried[w]) > (1.0 if w.steps == 1 else 2.0)
+    ]
+    best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN_WAY)
     usual = [w for w in sure if w.units in known and difference(tried[w], tried[best]) <= 0.5]
     return min(usual or [best], key=lambda w: float(tried[w].mean()))
 

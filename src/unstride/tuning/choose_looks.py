@@ -15,7 +15,7 @@ from torch import Tensor
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Gate, Stage
 from unstride.tuning.candidates import Unit
-from unstride.tuning.choose import FOLDS, PLAIN, SHARES, STEPS, Choice, Way, fold_of, laid, surest
+from unstride.tuning.choose import FOLDS, PLAIN_WAY, SHARES, STEPS, Choice, Way, fold_of, laid, surest
 from unstride.tuning.judges import judge_of
 from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
@@ -65,7 +65,7 @@ def choose_looks(heard: Heard, ceiling: float, seed: int = 0) -> Choice:
     """The choice under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
     count = len(heard.pool)
     folds = fold_of(count, FOLDS, seed)
-    tried = {PLAIN: heard.at(())[0]}
+    tried = {PLAIN_WAY: heard.at(())[0]}
     shares = SHARES if heard.gated else (1.0,)
     for share in shares:
         paths = torch.full((STEPS + 1, count), math.nan, dtype=torch.float64)

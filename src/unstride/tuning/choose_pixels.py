@@ -19,7 +19,7 @@ from unstride.evaluation.metrics import Integers
 from unstride.procedure.calibrate import threshold
 from unstride.procedure.gates import Stage
 from unstride.tuning.candidates import sets
-from unstride.tuning.choose import PLAIN, Way, fold_of, laid, surest
+from unstride.tuning.choose import PLAIN_WAY, Way, fold_of, laid, surest
 from unstride.tuning.pixels import Pixels, simulate_pixels
 
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 1.0)
@@ -126,7 +126,7 @@ class PixelChooser:
 
     def choice(self, ceiling: float) -> Places:
         """Under this ceiling: cross-validated over how far the greedy order is followed at how many tiles."""
-        pool, tried = self.pool, {PLAIN: self._crossed([()] * FOLDS, None)}
+        pool, tried = self.pool, {PLAIN_WAY: self._crossed([()] * FOLDS, None)}
         for share, below in self.belows.items():
             paths = [tuple(greedy(pool, (self.folds != k).nonzero()[:, 0], below, ceiling)) for k in range(FOLDS)]
             for j in range(1, min(map(len, paths)) + 1):
@@ -136,7 +136,7 @@ class PixelChooser:
             if 1 + sum(float(pool.cost(u, None).mean()) for u in some) <= ceiling + 1e-9:
                 tried[Way(len(some), 1.0, some)] = self._crossed([some] * FOLDS, None)
         way = surest(tried, known)
-        if way == PLAIN or way.units:
+        if way == PLAIN_WAY or way.units:
             return Places(way.units)
         below = self.belows[way.share]
         return Places(tuple(greedy(pool, torch.arange(len(pool)), below, ceiling)[: way.steps]), way.share, below)

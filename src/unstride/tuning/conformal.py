@@ -23,14 +23,14 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, OptionError
-from unstride.procedure.aggregate import two_class
+from unstride.tasks.confidence import two_class
 from unstride.procedure.gates import Stage
-from unstride.procedure.temperature import fit_temperature
-from unstride.recipe import Recipe
+from unstride.tasks.temperature import fit_temperature
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import parse_view
 from unstride.tuning.certificate import LEVEL, clopper_pearson
 from unstride.tuning.pool import Pool
 from unstride.tuning.simulate import simulate
-from unstride.views.policies import parse_view
 
 SCORES = ("lac", "aps", "raps")
 _FREE, _PENALTY = 5, 0.01  # raps: classes beyond the fifth cost that much each (Angelopoulos et al., 2021)
@@ -146,7 +146,7 @@ def conformal(
 
 def usual_recipes(pool: Pool) -> Mapping[str, Recipe]:
     """Plain and flip, with a temperature from this pool."""
-    mirror = parse_view("mirror")
+    mirror = parse_view("flip")
     stages: dict[str, tuple[Stage, ...]] = {"plain": (Stage(),)}
     if mirror in pool.work:
         stages["flip"] = (Stage(), Stage((mirror,)))

@@ -19,7 +19,8 @@ from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError, UnstrideError
 from unstride.procedure.batch import Batch
 from unstride.procedure.looks import Look
-from unstride.procedure.meaning import TASKS
+from unstride.tasks.tasks import TASKS
+from unstride.recipe.view import PLAIN, View
 from unstride.storage.artefacts import read_artefact, write_artefact
 from unstride.storage.distributed import World
 from unstride.storage.fingerprint import digest, fingerprint
@@ -28,8 +29,7 @@ from unstride.tuning.candidates import Unit
 from unstride.tuning.parts import Part, check_finite
 from unstride.tuning.pool import Pool, Work
 from unstride.tuning.timing import estimate
-from unstride.views.canvas import Source
-from unstride.views.policies import IDENTITY, View
+from unstride.views.source import Source
 
 KIND = "looks, edges held"
 PAPER = 10  # states of the paper's search, which stands beside ours
@@ -66,14 +66,14 @@ def usable(better: Enhanced, source: Source, units: Sequence[Unit]) -> tuple[lis
     refused: dict[View, str] = {}
     kept: list[Unit] = []
     one = source.rows([0])
-    for unit in [Unit(IDENTITY), *units]:
+    for unit in [Unit(PLAIN), *units]:
         view = unit.view
         if view not in work and view not in refused:
             try:
-                _, plan, _ = better.fitted(one.see(view))
+                _, plan, _ = better.fitted(one.render(view))
                 work[view] = Work.of(plan, max(u.count for u in [unit, *units] if u.view == view))
             except UnstrideError as error:
-                if view == IDENTITY:
+                if view == PLAIN:
                     raise
                 refused[view] = str(error).splitlines()[0]
         if view in work and unit.count <= len(work[view].near):
@@ -83,7 +83,7 @@ def usable(better: Enhanced, source: Source, units: Sequence[Unit]) -> tuple[lis
 
 def looks_of(units: Sequence[Unit], work: dict[View, Work]) -> tuple[Look, ...]:
     """All looks of these units, the plain one first."""
-    looks = [Look(u.view, s) for u in [Unit(IDENTITY), *units] for s in work[u.view].near[: u.count]]
+    looks = [Look(u.view, s) for u in [Unit(PLAIN), *units] for s in work[u.view].near[: u.count]]
     return tuple(dict.fromkeys(looks))
 
 
@@ -105,7 +105,7 @@ def gather(
             left_out += refused
     work, *others = works.values()
     looks = looks_of(units, work)
-    asked = [(look.view.spec(), look.state.selections) for look in looks]
+    asked = [(str(look.view), look.state.selections) for look in looks]
     name = hashlib.sha256(repr((fingerprint(better.model), better.task, asked, paper)).encode()).hexdigest()[:16]
     start = time.monotonic()
 
@@ -116,7 +116,7 @@ def gather(
 
     def told(images: int) -> str:
         source = given[0].source
-        kept = 4 * given[0].kept(better.plain(source.rows([0]).see(IDENTITY))).shape[1]
+        kept = 4 * given[0].kept(better.plain(source.rows([0]).render(PLAIN))).shape[1]
         return estimate(better, source, kept, looks, work, images, paper)
 
     stored = _shards(look, name, given, folder, us, "looking" if show else "", told)
@@ -190,9 +190,9 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
     plain: Batch | None = None  # maps are laid over the plain view's
     for view in dict.fromkeys(look.view for look in looks):
         states = [look.state for look in looks if look.view == view]
-        images, plan, crop = better.fitted(source.see(view))
+        images, plan, crop = better.fitted(source.render(view))
         engine = plan.engine_for(states)
-        together = plan.engine.images_at_once(range(1, plan.engine.depth + 1), len(states), better.max_bytes)
+        together = plan.engine.images_at_once(range(1, plan.engine.depth + 1), len(states))
         parts: dict[Look, list[Tensor]] = {}
         for start in range(0, len(rows), together):
             part = rows[start : start + together]
@@ -205,7 +205,7 @@ def look_at(better: Enhanced, source: Source, looks: Sequence[Look]) -> Tensor:
 
 
 def _paper(better: Enhanced, part: Part) -> dict[str, Tensor]:
-    answers, costs = better.with_options(recipe="paper").costs(part.source.see(IDENTITY), [PAPER])[PAPER]
+    answers, costs = better.with_options(recipe="paper").costs(part.source.render(PLAIN), [PAPER])[PAPER]
     return {"paper": part.kept(answers), "cost": torch.tensor(costs, dtype=torch.float64)}
 
 

@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize
 from unstride.errors import DataError
 from unstride.evaluation import measures
 from unstride.evaluation.measures import NEIGHBOURS
-from unstride.procedure.temperature import fit_temperature
+from unstride.tasks.temperature import fit_temperature
 from unstride.tuning.certificate import Certificate, Measured, Saved, certify
 from unstride.tuning.choose import fold_of
 from unstride.tuning.pool import Pool

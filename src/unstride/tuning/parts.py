@@ -1,6 +1,6 @@
 """Labelled images in parts: what is looked at together, stored in one file, and how its answers are kept.
 
-for part in parts(loader, like, "regression"): part.kept(model(part.source.see(IDENTITY)))    # (n, K)
+for part in parts(loader, like, "regression"): part.kept(model(part.source.render(PLAIN)))    # (n, K)
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from unstride.data.items import check_labels
 from unstride.enhanced import Enhanced
 from unstride.errors import DataError, InputError, LeftOut
 from unstride.evaluation.measures import check_shape
-from unstride.procedure.prediction import at_size
+from unstride.execution.prediction import at_size
 from unstride.storage.fingerprint import digest
-from unstride.views.canvas import Canvas, PILImages, Source, as_source
-from unstride.views.volumes import Volume
+from unstride.views.source import Canvas, PILImages, Source, as_source
 
 SHARD = 64  # images
 PIXELS = 300_000  # of all maps together, about
@@ -124,8 +123,6 @@ def read(data: Dataset, chosen: Iterable[int]) -> Iterator[tuple[str, Any, Any]]
         except (DataError, OSError) as error:
             warnings.warn(f"left out: {item.id}: {error}", LeftOut, stacklevel=2)
             continue
-        if isinstance(image, Volume):
-            raise DataError(f"{item.id}: tuning is for images so far; volumes are for predict and evaluate")
         yield item.id, image, target
 
 

@@ -22,13 +22,14 @@ from unstride.data.batches import unpacked
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, DataError
 from unstride.evaluation.metrics import IGNORE, check_mask
-from unstride.procedure.aggregate import two_class
+from unstride.tasks.confidence import two_class
 from unstride.procedure.batch import Batch
 from unstride.procedure.gates import Gate, sureness
 from unstride.procedure.looks import Look, total_stride
 from unstride.procedure.plans import MULTIPLE
 from unstride.procedure.tiles import Tiling, tile_means, tile_of
 from unstride.procedure.windows import starts
+from unstride.recipe.view import PLAIN, View
 from unstride.storage.artefacts import read_artefact, write_artefact
 from unstride.storage.distributed import World
 from unstride.storage.fingerprint import digest, fingerprint
@@ -36,8 +37,7 @@ from unstride.storage.progress import progress as show_progress
 from unstride.tuning.candidates import Unit
 from unstride.tuning.parts import check_finite, drawn, prepared, read
 from unstride.tuning.pool import Work
-from unstride.views.canvas import Canvas, PILImages, Source
-from unstride.views.policies import IDENTITY, View
+from unstride.views.source import Canvas, PILImages, Source
 
 KIND = "pixels, edges held"
 SKEWED = 0.05  # a mask may have another size than its image, but not another shape
@@ -63,7 +63,7 @@ def scenes(data: Dataset | Iterable[Any], like: Tensor, window: int | None = Non
         if window is None or max(scene.source.size) <= window:
             yield scene
             continue
-        x = scene.source.see(IDENTITY)
+        x = scene.source.render(PLAIN)
         if tuple(x.shape[2:]) != tuple(scene.mask.shape):
             raise DataError("windows need images as large as their masks: a preprocessing that does not resize")
         h, w = (min(n, window) for n in x.shape[2:])
@@ -158,7 +158,7 @@ class Pixels:
     def count(self, unit: int) -> int:
         """Looks of a unit beside the plain one."""
         own = self.units[unit]
-        return own.count - (1 if own.view == IDENTITY else 0)
+        return own.count - (1 if own.view == PLAIN else 0)
 
     def opened(self, below: float) -> Tensor:
         """(M,): which pixels are in a tile that looks again."""
@@ -170,7 +170,7 @@ class Pixels:
         if below is None:
             return whole
         shares = torch.tensor(self.shares(unit, below), dtype=whole.dtype)
-        again = self.units[unit].view == IDENTITY  # a window begins with the plain state, which the whole has already
+        again = self.units[unit].view == PLAIN  # a window begins with the plain state, which the whole has already
         return shares * (whole + (shares < 1) * again)
 
     def shares(self, unit: int, below: float) -> list[float]:
@@ -180,36 +180,34 @@ class Pixels:
 
 def looks_of(unit: Unit, work: Work) -> list[Look]:
     """A unit's looks beside the plain one."""
-    plain = Look(IDENTITY, work.near[0])
+    plain = Look(PLAIN, work.near[0])
     return [look for s in work.near[: unit.count] if (look := Look(unit.view, s)) != plain]
 
 
 @torch.no_grad()
 def listen(better: Enhanced, scene: Scene, units: Sequence[Unit], gate: Gate, pixels: int | None) -> Said:
     """Every unit of looks at one image."""
-    images, plan, crop = better.fitted(scene.source.see(IDENTITY))
+    images, plan, crop = better.fitted(scene.source.render(PLAIN))
     moved = [s for unit in units for s in Work.of(plan, unit.count).near[: unit.count]]
-    first = Batch(plan, plan.engine_for(moved).start(images), (IDENTITY,), [0], crop)
+    first = Batch(plan, plan.engine_for(moved).start(images), (PLAIN,), [0], crop)
     zero = plan.found.space.zero
-    _, (plain,) = next(first.look(IDENTITY, [zero], [0], first))
+    _, (plain,) = next(first.look(PLAIN, [zero], [0], first))
     check_finite(plain, [scene.name])
     chosen = sampled(scene, pixels)
     size = (int(scene.source.size[0]), int(scene.source.size[1]))
     assert gate.tile is not None
     maps, costs = [_at(plain, scene.mask, chosen)], []
     for unit in units:
-        images, own, crop = better.fitted(scene.source.see(unit.view))
+        images, own, crop = better.fitted(scene.source.render(unit.view))
         work = Work.of(own, unit.count)
         states = [look.state for look in looks_of(unit, work)]
         batch = (
-            first
-            if unit.view == IDENTITY
-            else Batch(own, own.engine_for(states).start(images), (unit.view,), [0], crop)
+            first if unit.view == PLAIN else Batch(own, own.engine_for(states).start(images), (unit.view,), [0], crop)
         )
         _, (logits,) = next(batch.look(unit.view, states, [0], first))
         maps.append(_at(logits, scene.mask, chosen))
         seen = states if zero in states else [zero, *states]
-        beside = work.macs(seen) - (work.macs([zero]) if unit.view == IDENTITY else 0)
+        beside = work.macs(seen) - (work.macs([zero]) if unit.view == PLAIN else 0)
         costs.append(beside / plan.plain_macs)
     means = tile_means(sureness(plain, "margin"), size, gate.tile)[0].float().cpu()
     y, x = (tile_of(size[a], scene.mask.shape[a], gate.tile) for a in (0, 1))
@@ -243,7 +241,7 @@ def gather_pixels(
 
     `told` says before the start what so many images will take.
     """
-    asked = (fingerprint(better.model), [(u.view.spec(), u.states) for u in units], gate.tile, pixels)
+    asked = (fingerprint(better.model), [(str(u.view), u.states) for u in units], gate.tile, pixels)
     name = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
     files = [folder / f"{name}-{scene.key}.safetensors" for scene in given]
     missing = [i for i in range(len(given)) if _stored(files[i]) is None]

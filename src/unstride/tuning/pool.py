@@ -11,9 +11,9 @@ from torch import Tensor
 from unstride.geometry.states import State
 from unstride.procedure.gates import Stage
 from unstride.procedure.looks import Look
-from unstride.procedure.meaning import TASKS, Task
+from unstride.tasks.tasks import TASKS, Task
 from unstride.procedure.tasks import Plan
-from unstride.views.policies import IDENTITY, View
+from unstride.recipe.view import PLAIN, View
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _cost(work: dict[View, Work], looks: Iterable[Look]) -> float:
     by_view: dict[View, list[State]] = {}
     for look in dict.fromkeys(looks):
         by_view.setdefault(look.view, []).append(look.state)
-    plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
+    plain = work[PLAIN].macs(work[PLAIN].near[:1])
     return sum(work[v].macs(_with_plain(work[v], s)) for v, s in by_view.items()) / plain
 
 

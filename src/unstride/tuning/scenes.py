@@ -14,7 +14,7 @@ from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.evaluation.metrics import Integers, compare_segmentation, summarise_areas
 from unstride.procedure.gates import tile_gate
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import candidates, usual
 from unstride.tuning.certificate import Measured, crossed
@@ -25,7 +25,7 @@ from unstride.tuning.parts import each
 from unstride.tuning.pixels import Pixels, Scene, answer_pixels, gather_pixels, simulate_pixels
 from unstride.tuning.timing import estimate, with_times
 from unstride.tuning.tuned import Line, Tuned, settled
-from unstride.views.canvas import Source
+from unstride.views.source import Source
 
 
 def tune_scenes(

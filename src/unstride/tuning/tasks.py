@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from unstride.enhanced import Enhanced
-from unstride.recipe import Recipe, get
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
 from unstride.tuning.candidates import usual
 from unstride.tuning.certificate import crossed
 from unstride.tuning.choose import FOLDS, Choice, fold_of, laid
@@ -18,7 +19,7 @@ from unstride.tuning.judges import judge_of
 from unstride.tuning.simulate import simulate
 from unstride.tuning.timing import with_times
 from unstride.tuning.tuned import Line, Tuned, settled
-from unstride.views.canvas import Source
+from unstride.views.source import Source
 
 Answer = tuple[str, Tensor, Tensor, str]  # a row of the table: its name, answers, costs, and looks in words
 

@@ -11,12 +11,12 @@ import torch
 
 from unstride.enhanced import Enhanced
 from unstride.procedure.looks import Look
-from unstride.recipe import Recipe
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN, View
 from unstride.storage.distributed import launched
 from unstride.tuning.pool import Work
 from unstride.tuning.tuned import Line
-from unstride.views.canvas import Source
-from unstride.views.policies import IDENTITY, View
+from unstride.views.source import Source
 
 SECONDS = 15.0  # for timing all recipes together
 PAPER_FORWARDS = 8.0  # of the paper's ten states, roughly: only for the estimate
@@ -35,12 +35,12 @@ def estimate(
 
     `kept`: bytes of each image in each look.
     """
-    plain = work[IDENTITY].macs(work[IDENTITY].near[:1])
+    plain = work[PLAIN].macs(work[PLAIN].near[:1])
     by_view = {look.view: [x.state for x in looks if x.view == look.view] for look in looks}
     each = sum(work[v].macs(states) for v, states in by_view.items()) / plain + (PAPER_FORWARDS if paper else 0.0)
     few = source.rows(range(min(8, len(source))))
-    engine = better.fitted(few.see(IDENTITY))[1].engine_for(())  # quicker than the user's own forward
-    out = _seconds(lambda: engine.start(few.see(IDENTITY))) / len(few) * each * images
+    engine = better.fitted(few.render(PLAIN))[1].engine_for(())  # quicker than the user's own forward
+    out = _seconds(lambda: engine.start(few.render(PLAIN))) / len(few) * each * images
     size = kept * images * len(looks) / 1e6
     beside = ", the paper's search beside them" if paper else ""
     return (
@@ -67,14 +67,14 @@ def timed(recipes: Sequence[Enhanced], costs: Sequence[float], source: Source) -
     how many images went through together: at most 64, as many as go through all recipes twice in about 15 seconds.
     """
     model = recipes[0].plans.plain
-    each = _seconds(lambda: model(source.rows([0]).see(IDENTITY)))
+    each = _seconds(lambda: model(source.rows([0]).render(PLAIN)))
     count = int(SECONDS / max(1e-9, each * 2 * (sum(costs) + len(costs))))
     some = source.rows(range(max(1, min(64, len(source), count))))
     fastest: list[list[float]] = [[] for _ in recipes]
     plain: list[float] = []
     for turn in range(2):
         for k, better in enumerate(recipes):
-            plain.append(_seconds(lambda: model(some.see(IDENTITY)), warm=0))
+            plain.append(_seconds(lambda: model(some.render(PLAIN)), warm=0))
             fastest[k].append(_seconds(lambda better=better: better(some), warm=1 - turn))  # type: ignore[misc]
     return [min(own) / min(plain) for own in fastest], len(some)
 

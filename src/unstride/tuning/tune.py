@@ -21,14 +21,16 @@ from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.evaluation.loop import asked_task, check_task, dataset_of
 from unstride.evaluation.measures import measure_of
 from unstride.evaluation.words import doubts_of
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.models import load as load_model
-from unstride.procedure.aggregate import two_class
+from unstride.tasks.confidence import two_class
 from unstride.procedure.familiar import warn_looks
 from unstride.procedure.gates import Stage
-from unstride.procedure.meaning import TASKS
-from unstride.procedure.temperature import nll, sure_temperature
-from unstride.recipe import Recipe, get
+from unstride.tasks.tasks import TASKS
+from unstride.tasks.temperature import nll, sure_temperature
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN
 from unstride.storage.distributed import launched, world
 from unstride.tuning.candidates import Unit, candidates, usual
 from unstride.tuning.certificate import certify
@@ -43,8 +45,7 @@ from unstride.tuning.simulate import simulate
 from unstride.tuning.tasks import Judged
 from unstride.tuning.timing import with_times
 from unstride.tuning.tuned import Line, Tuned, settled
-from unstride.views.canvas import Source
-from unstride.views.policies import IDENTITY
+from unstride.views.source import Source
 
 CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 FOLDS = 5
@@ -53,7 +54,7 @@ LEAST, LEAST_MAPS = 30, 10  # labelled images: with fewer nothing can be said; a
 
 
 def tune(
-    model: str | Loaded | nn.Module,
+    model: str | LoadedModel | nn.Module,
     data: str | Dataset | Iterable[Any],
     cost: float = 2.0,
     *,
@@ -95,7 +96,7 @@ def tune(
     check_limit(limit)
     named = data if isinstance(data, str) else ""
     loaded, data, task = _loaded(model, data, weights, limit, task)
-    module = loaded.model if isinstance(loaded, Loaded) else loaded
+    module = loaded.model if isinstance(loaded, LoadedModel) else loaded
     ceilings = sorted({*CEILINGS, float(cost)}) if frontier else [float(cost)]
     if window is not None and task != "segmentation":
         raise OptionError(f"window: got {window}, but it is for segmentation, and this is {task}: leave it out")
@@ -135,24 +136,24 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _doubted(tuned: Tuned, model: Loaded | nn.Module, chance: float | None) -> Tuned:
+def _doubted(tuned: Tuned, model: LoadedModel | nn.Module, chance: float | None) -> Tuned:
     """The same, after a warning where the plain network is no better than guessing, as `evaluate` has it."""
     task, plain = tuned.better.task, tuned.lines[0]
     by = measure_of(task, {} if tuned.metric.startswith("recall") else None)
     found = {by.key: plain.value, "chance": chance}
-    weights = model.weights if isinstance(model, Loaded) else "its own"
+    weights = model.weights if isinstance(model, LoadedModel) else "its own"
     for doubt in doubts_of(task, found, plain.certificate.images, weights) if launched().leads else ():
         warnings.warn(doubt, UnstrideWarning, stacklevel=3)
     return tuned
 
 
 def _loaded(
-    model: str | Loaded | nn.Module,
+    model: str | LoadedModel | nn.Module,
     data: str | Dataset | Iterable[Any],
     weights: str,
     limit: int | None,
     task: str | None,
-) -> tuple[Loaded | nn.Module, Dataset | Iterable[Any], str]:
+) -> tuple[LoadedModel | nn.Module, Dataset | Iterable[Any], str]:
     """The model, its data, and what is chosen for: as the user says, or the data, or the model."""
     loaded = load_model(model, weights) if isinstance(model, str) else model
     told = asked_task(loaded, task)
@@ -201,7 +202,7 @@ def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tu
 
 
 def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
-    example = source.rows([0]).see(IDENTITY)
+    example = source.rows([0]).render(PLAIN)
     if isinstance(model, Enhanced):
         if model.task != task:
             raise OptionError(f"the model was enhanced for {model.task}, but is to be tuned for {task}")
@@ -254,7 +255,7 @@ class Tuning:
             lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
         recipe, proof, words = settled(lines, frontier, cost, guard, self.objective)
         notes = tuple(f"left out: {why}" for why in self.found.left_out)
-        near = [i for i, look in enumerate(self.pool.looks) if look.view == IDENTITY and i]
+        near = [i for i, look in enumerate(self.pool.looks) if look.view == PLAIN and i]
         doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
         notes += (doubt,) if doubt is not None else ()
         spent = simulate(self.pool, recipe.stages, recipe.merge).cost

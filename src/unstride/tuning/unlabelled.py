@@ -14,15 +14,15 @@ from unstride.data import check_limit
 from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, LeftOut, OptionError
 from unstride.evaluation.loop import asked_task
-from unstride.models import Loaded
+from unstride.models import LoadedModel
 from unstride.procedure.calibrate import Calibration
 from unstride.procedure.gates import tile_gate
-from unstride.procedure.meaning import TASKS
+from unstride.tasks.tasks import TASKS
 from unstride.recipe import Recipe, write
+from unstride.recipe.view import PLAIN
 from unstride.storage.progress import progress as show_progress
-from unstride.views.canvas import PILImages
 from unstride.views.images import Preprocess, find_images, open_image
-from unstride.views.policies import IDENTITY
+from unstride.views.source import PILImages
 
 MOST, MAPS, DOUBTED = 1000, 100, 64  # images: enough for a quantile, also of tiles; enough to doubt a look by
 TOGETHER, FEW = 8, 30  # images
@@ -106,7 +106,7 @@ class Album:
 
 
 def settle(
-    loaded: Loaded,
+    loaded: LoadedModel,
     folders: Sequence[str | Path],
     cost: float,
     recipe: str = "default",
@@ -125,7 +125,7 @@ def settle(
     if first is None:
         raise DataError("no image could be read")
     told = asked_task(loaded, task) or "auto"
-    example = first.rows([0]).see(IDENTITY)
+    example = first.rows([0]).render(PLAIN)
     better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
     better = better.with_options(recipe=gated(better.recipe, first.size))
     album = album.some(limit or (MAPS if TASKS[better.task].maps else MOST))
@@ -135,7 +135,7 @@ def settle(
         better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
         changed, count = 0, 0
         for images in shown:
-            both = better.looks(images)[0], better.plain(images.see(IDENTITY))
+            both = better.looks(images)[0], better.plain(images.render(PLAIN))
             answers, plain = map(TASKS[better.task].own, both)
             changed, count = changed + int((answers != plain).sum()), count + plain.numel()
     doubt = better.doubts(album.some(DOUBTED)) if better.task == "classification" else None

@@ -1,7 +1,7 @@
-"""From an image file to the tensor a network was trained on.
+"""From an image file to the tensor that a network was trained on.
 
-image = open_image("photo.jpg")  # PIL, RGB, upright, whatever the file holds
-x = Preprocess()(image)          # (3, 224, 224), as ImageNet networks want it
+image = open_image("photo.jpg")  # PIL, RGB, upright, whatever is in the file
+x = Preprocess()(image)          # (3, 224, 224), as ImageNet networks take it
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from unstride.compat import import_torchvision
 from unstride.errors import DataError, InputError, OptionError
-from unstride.views.volumes import Volume
 
 Array = np.ndarray[Any, Any]
 _T = TypeVar("_T")
@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 89_478_485  # Pillow's own limit: a quarter of a gigabyte of RGB
-MAX_ENLARGED = 1 << 24  # pixels that a resize may blow a smaller image up to
-MAX_SIDE = 1 << 16  # pixels of what a network is given
+MAX_ENLARGED = 1 << 24  # pixels that a smaller image may be enlarged to
+MAX_SIDE = 1 << 16  # pixels of a network's input
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jp2", ".avif")
 # Named one by one because Pillow also opens formats that start other programs (EPS).
@@ -40,10 +40,10 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "L": "L"}
 
 
 def open_image(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image in a file (or in its bytes) as 8-bit RGB, turned as its EXIF tag says.
+    """The image in a file (or in its bytes) as 8-bit RGB, rotated as its EXIF tag says.
 
     Transparent pixels are composited on white. 16-bit values are scaled to 8 bits, not clipped; floats are read as
-    0..1. Of an animation, the first frame. What is not a whole, plausible image raises DataError with its name.
+    0..1. An animation gives its first frame. A damaged or implausible file raises DataError with its name.
     """
     return _decoded(source, max_pixels, _upright)
 
@@ -84,7 +84,7 @@ def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Imag
             return finish(image, name)
     except DataError:
         raise
-    except UnidentifiedImageError as error:  # its own words name a stream's address in memory
+    except UnidentifiedImageError as error:  # its own message names a stream's address in memory
         known = ", ".join(formats)
         raise DataError(f"{name}: cannot be read as an image; it is damaged, or not one of {known}") from error
     except Exception as error:  # decoders raise nearly anything on a damaged file
@@ -94,10 +94,11 @@ def _decoded(source: str | Path | bytes, max_pixels: int, finish: Callable[[Imag
 
 def _upright(image: Image.Image, name: str) -> Image.Image:
     ImageOps.exif_transpose(image, in_place=True)  # one copy less of what may be a hundred million pixels
-    return _as_rgb(image, name)
+    return to_rgb(image, name)
 
 
-def _as_rgb(image: Image.Image, name: str) -> Image.Image:
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """A decoded image of any mode as 8-bit RGB: deep ones are scaled, transparent ones composited on white."""
     if image.mode.startswith("I") or image.mode == "F":
         return Image.fromarray(_eight_bits(np.asarray(image), name)).convert("RGB")
     if image.has_transparency_data:
@@ -108,7 +109,7 @@ def _as_rgb(image: Image.Image, name: str) -> Image.Image:
 
 
 def _eight_bits(values: Array, name: str) -> Array:
-    """16-bit integers, or floats in 0..1, (H, W) -> uint8. Wider values have no range that everybody agrees on."""
+    """16-bit integers, or floats in 0..1, (H, W) -> uint8. Wider values have no agreed range, so they are an error."""
     low, high = float(values.min()), float(values.max())
     top = 1.0 if values.dtype.kind == "f" else 65535.0
     if not (low >= 0 and high <= top):
@@ -120,21 +121,21 @@ def _eight_bits(values: Array, name: str) -> Array:
 
 
 def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
-    """The image files among `paths`: files as they are given, folders searched to the bottom in sorted order.
+    """The image files among `paths`: files in the order given, folders searched to the bottom in sorted order.
 
-    Each real file once, whatever links lead to it: `find_images(["cat.png", "photos/"])`
+    Each real file once, whatever links point to it: `find_images(["cat.png", "photos/"])`
     """
-    found: dict[str, Path] = {}  # ordered, and an image named twice is meant once
-    given = [paths] if isinstance(paths, str | Path) else list(paths) if isinstance(paths, Iterable) else [paths]
-    if not all(isinstance(path, str | Path) for path in given):
+    found: dict[str, Path] = {}  # ordered; an image that is named twice counts once
+    listed = [paths] if isinstance(paths, str | Path) else list(paths) if isinstance(paths, Iterable) else [paths]
+    if not all(isinstance(path, str | Path) for path in listed):
         raise InputError(f"images are given by their paths, or those of folders, not as {paths!r}")
-    for path in map(Path, given):
+    for path in map(Path, listed):
         if path.is_file():
             found.setdefault(os.path.realpath(path), path)
         elif path.is_dir():
             inside = images_below(path)
             if not inside:
-                raise DataError(f"{path}: no image in this folder; looked for {' '.join(SUFFIXES)}")
+                raise DataError(f"{path}: no image in this folder; expected {' '.join(SUFFIXES)}")
             for image in inside:
                 found.setdefault(os.path.realpath(image), image)
         else:
@@ -143,21 +144,21 @@ def find_images(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def images_below(root: Path) -> list[Path]:
-    """The images in a folder and below it, sorted; each real file once, whatever links lead to it.
+    """The images in a folder and below it, sorted; each real file once, whatever links point to it.
 
-    Links to folders are followed, but never back to a folder in which they lie themselves.
+    Links to folders are followed, but never to a folder that contains the link.
     """
     found: dict[str, Path] = {}
     folders, links = [root], list[Path]()
-    seen = set[str]()
+    visited = set[str]()
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)  # links last: a file's own name is better than another's
         here = os.path.realpath(folder)
-        if here in seen:
+        if here in visited:
             continue
-        seen.add(here)
+        visited.add(here)
         for entry in _entries(folder):
-            path, link = folder / entry.name, entry.is_symlink()  # only of links is the disk asked once more
+            path, link = folder / entry.name, entry.is_symlink()  # the disk is read again only for links
             real = os.path.realpath(path) if link else os.path.join(here, entry.name)
             if os.path.isdir(real) if link else entry.is_dir():
                 if not link:
@@ -183,7 +184,7 @@ def is_image_name(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What must happen to an image before a network sees it. `Preprocess()(image)` is (3, 224, 224), ImageNet style.
+    """How an image is prepared for a network. `Preprocess()(image)` is (3, 224, 224), ImageNet style.
 
     resize         shorter side in pixels, or (height, width) regardless of the aspect, or None
     crop           (height, width) cut from the centre, black where the image is smaller, or None
@@ -200,13 +201,15 @@ class Preprocess:
     channels: str = "RGB"
 
     def __post_init__(self) -> None:
-        settled: dict[str, Any] = {
-            "resize": self.resize if self.resize is None or _is_side(self.resize) else _pair("resize", self.resize),
-            "crop": None if self.crop is None else _pair("crop", self.crop),
+        checked: dict[str, Any] = {
+            "resize": self.resize
+            if self.resize is None or _is_side(self.resize)
+            else image_size("resize", self.resize),
+            "crop": None if self.crop is None else image_size("crop", self.crop),
             "mean": _numbers("mean", self.mean),
             "std": _numbers("std", self.std),
         }
-        for name, value in settled.items():
+        for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.interpolation not in _INTERPOLATIONS:
             raise OptionError(f"interpolation is {self.interpolation!r}; choose from {', '.join(_INTERPOLATIONS)}")
@@ -215,32 +218,36 @@ class Preprocess:
         wanted = len(_MODES[self.channels])
         if len(self.mean) != wanted or len(self.std) != wanted or min(self.std) <= 0:
             raise OptionError(
-                f"mean {self.mean} and std {self.std}: {self.channels} images want {wanted} of each, and std above 0"
+                f"mean {self.mean} and std {self.std}: {self.channels} images need {wanted} of each, and std above 0"
             )
 
-    def __call__(self, image: Image.Image | Volume) -> Tensor:
-        """PIL image -> float32 (C, H, W); a volume -> (C, X, Y, Z), its own values less the mean, by the deviation."""
-        if not isinstance(image, Volume):
-            return self.normalise(self.pixels(image))
-        if self.resize is not None or self.crop is not None:
-            raise OptionError(
-                f"a volume of {' x '.join(map(str, image.size))} is seen whole, but the preprocessing is: {self}. Give "
-                "the model Preprocess(resize=None, crop=None, mean=(0,), std=(1,), channels='L') or its own numbers"
-            )
-        return image.normalised(self.mean, self.std)
+    def __call__(self, image: Image.Image) -> Tensor:
+        """PIL image -> float32 (C, H, W)."""
+        return self.normalise(self.pixels(image))
 
     def pixels(self, image: Image.Image) -> Tensor:
         """PIL image -> float32 (C, H, W) in 0..1: everything but the normalisation."""
+        import_torchvision()
         from torchvision.transforms import InterpolationMode  # only here: who brings tensors need not load it
         from torchvision.transforms import functional as TF
 
-        image = image.convert(_MODES[self.channels])
+        image = self.converted(image)
         if self.resize is not None:
             _check_enlarged(image.size, self.resize)
             image = TF.resize(image, self.resize, InterpolationMode(self.interpolation))
         if self.crop is not None:
-            image = TF.center_crop(image, list(_pair("crop", self.crop)))
+            image = TF.center_crop(image, list(image_size("crop", self.crop)))
         return self.tensor(image)
+
+    def converted(self, image: Image.Image) -> Image.Image:
+        """A PIL image of any mode in the network's mode, by the same rules as `open_image`; not rotated."""
+        try:
+            image.load()
+        except Exception as error:  # decoders raise nearly anything on a damaged file
+            raise InputError(f"a PIL image cannot be decoded ({error}); its file is damaged or closed") from error
+        if image.mode not in ("RGB", "L") or image.has_transparency_data:
+            image = to_rgb(image, f"a PIL image of mode {image.mode}")
+        return image.convert(_MODES[self.channels])
 
     def tensor(self, image: Image.Image) -> Tensor:
         """PIL image of the right size and mode -> float32 (C, H, W) in 0..1."""
@@ -264,12 +271,12 @@ class Preprocess:
         return Image.Resampling[self.interpolation.upper()]
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(..., C, H, W) in 0..1 -> what the network sees."""
+        """(..., C, H, W) in 0..1 -> the network's input."""
         mean, std = self._scale(x)
         return (x - mean) / std
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """(..., C, H, W) as the network sees it -> 0..1."""
+        """The network's input (..., C, H, W) -> 0..1."""
         mean, std = self._scale(x)
         return x * std + mean
 
@@ -279,9 +286,14 @@ class Preprocess:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """(height, width) of every tensor it makes, or None where that depends on the image."""
+        """(height, width) of every tensor that it makes, or None where that depends on the image."""
         fixed = self.crop if self.crop is not None else self.resize
         return fixed if isinstance(fixed, tuple) else None
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """Everything but the normalisation."""
+        return self.resize, self.crop, self.interpolation, self.channels
 
     def to_json(self) -> dict[str, Any]:
         """Plain types, to be stored in a row or an artefact. `Preprocess.from_json` is its inverse."""
@@ -289,7 +301,7 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Preprocess:
-        """Its own `to_json`, also after a trip through a JSON file."""
+        """The inverse of `to_json`, also for what was read from a JSON file."""
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(stored) - known):
             raise OptionError(f"preprocess: unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
@@ -302,13 +314,13 @@ class Preprocess:
         else:
             steps = [f"resize shorter side to {self.resize} ({self.interpolation})"] if self.resize else []
         if self.crop is not None:
-            steps.append("crop {}x{}".format(*_pair("crop", self.crop)))
+            steps.append("crop {}x{}".format(*image_size("crop", self.crop)))
         numbers = [" ".join(f"{v:.4g}" for v in values) for values in (self.mean, self.std)]
         return ", ".join([*steps, f"{self.channels}/255, mean {numbers[0]}, std {numbers[1]}"])
 
 
 def _check_enlarged(size: tuple[int, int], resize: int | tuple[int, int]) -> None:
-    """A strip of one pixel would be blown up beyond all memory before its centre is cut out."""
+    """Refuse a resize that would fill the memory: of a strip one pixel wide, before its centre is cut out."""
     width, height = size
     if isinstance(resize, int):
         scale = resize / min(size)
@@ -324,7 +336,17 @@ def _is_side(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
 
 
-def _pair(name: str, value: Any) -> tuple[int, int]:
+def check_preprocess(value: Any) -> Preprocess | None:
+    """The value, or OptionError where it is neither a Preprocess nor None."""
+    if not isinstance(value, Preprocess | None):
+        raise OptionError(
+            f"preprocess: got {type(value).__name__}, wanted a Preprocess. From a dict, use Preprocess.from_json(...)"
+        )
+    return value
+
+
+def image_size(name: str, value: Any) -> tuple[int, int]:
+    """(height, width) of a number of pixels, or of two; `name` is for the error."""
     values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()
     values = values * 2 if len(values) == 1 else values
     if len(values) != 2 or not all(map(_is_side, values)):

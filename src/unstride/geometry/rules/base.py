@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch.fx import Node
 
 from unstride.errors import OptionError
-from unstride.geometry.positions import Pos, contract, settle
+from unstride.geometry.positions import Pos, contract, position_of
 from unstride.graph.ops import arguments
 
 if TYPE_CHECKING:
@@ -67,4 +67,4 @@ def summed(
     """Where a sum over `dims` lies, repeated to `shape`; a sum over neighbouring cells is noted as a merging."""
     done = [contract(t, dims, keepdim) for t in p.axes]
     w.mixing(n, [mixed for _, mixed in done])
-    return settle(*(t if shape is None else t.expand(tuple(shape)) for t, _ in done))
+    return position_of(*(t if shape is None else t.expand(tuple(shape)) for t, _ in done))

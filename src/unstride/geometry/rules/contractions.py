@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.fx import Node
 
-from unstride.geometry.positions import LOST, Pos, blank, contract, core, first_known, has_axis, nowhere, settle
+from unstride.geometry.positions import (
+    LOST,
+    Pos,
+    contract,
+    first_known,
+    has_axis,
+    has_no_position,
+    no_position,
+    position_of,
+    unexpanded,
+)
 from unstride.geometry.rules.base import Result, argument, rule, summed
 from unstride.geometry.rules.elementwise import pointwise
 from unstride.graph.ops import arguments, op_name
@@ -63,18 +73,18 @@ def _matmul(w: "Walk", n: Node, value: Any) -> Result:
         return None, []
     rows, carriers = [], []
     for axis in range(w.axes):
-        row = blank(value.shape)
+        row = no_position(value.shape)
         if pa is not None and (t := _unmixed(pa, axis, [-1])) is not None:
             row = t.expand(value.shape)
             carriers.append(a)
-        if pb is not None and core(row).isnan().any() and (t := _unmixed(pb, axis, [-2])) is not None:
+        if pb is not None and unexpanded(row).isnan().any() and (t := _unmixed(pb, axis, [-2])) is not None:
             row = first_known(row, t.expand(value.shape))
             if a not in carriers:
                 carriers.append(b)
         rows.append(row)
     if pa is None and pb is not None and a not in w.graph.from_image:
-        return _by_matrix(w, n, pb, settle(*rows), -2), [b]
-    return settle(*rows), carriers
+        return _by_matrix(w, n, pb, position_of(*rows), -2), [b]
+    return position_of(*rows), carriers
 
 
 def _unmixed(p: Pos, axis: int, dims: list[int], keepdim: bool = True) -> Tensor | None:
@@ -82,7 +92,7 @@ def _unmixed(p: Pos, axis: int, dims: list[int], keepdim: bool = True) -> Tensor
     if not has_axis(p, axis):
         return None
     t, mixed = contract(p.axis(axis), dims, keepdim)
-    return None if mixed or nowhere(t) else t
+    return None if mixed or has_no_position(t) else t
 
 
 @rule(
@@ -107,10 +117,10 @@ def _einsum(w: "Walk", n: Node, value: Any) -> Result:
         return LOST, [o for o in operands if w.pos(o) is not None]
     out, carriers = [], []
     for axis in range(w.axes):
-        row = blank(value.shape)
+        row = no_position(value.shape)
         for o, names in zip(operands, letters, strict=True):
             p = w.pos(o)
-            if p is None or not core(row).isnan().any():
+            if p is None or not unexpanded(row).isnan().any():
                 continue
             t = _unmixed(p, axis, [i for i, c in enumerate(names) if c not in right], keepdim=False)
             if t is None:
@@ -121,4 +131,4 @@ def _einsum(w: "Walk", n: Node, value: Any) -> Result:
             row = first_known(row, t.reshape(shape).expand(value.shape))
             carriers.append(o)
         out.append(row)
-    return settle(*out), carriers
+    return position_of(*out), carriers

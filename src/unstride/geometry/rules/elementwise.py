@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.fx import Node
 
-from unstride.geometry.positions import TURNED, Lost, Pos, core, first_known, opposed, settle
+from unstride.geometry.positions import (
+    OTHER_DIRECTION,
+    Lost,
+    Pos,
+    first_known,
+    in_other_directions,
+    position_of,
+    unexpanded,
+)
 from unstride.geometry.rules.base import Result, rule
 from unstride.graph.ops import arguments
 
@@ -21,11 +29,11 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
     if not known:
         return (w.lost(lost) if lost else None), lost
     first = w.trace.pos[known[0]]
-    if any(w.trace.pos[i] is TURNED for i in lost):
-        return TURNED, known + lost
-    if any(opposed(first, w.trace.pos[i]) for i in known[1:] if w.trace.pos[i] is not first):
-        w.trace.unknown[n] = TURNED.why
-        return TURNED, known + lost
+    if any(w.trace.pos[i] is OTHER_DIRECTION for i in lost):
+        return OTHER_DIRECTION, known + lost
+    if any(in_other_directions(first, w.trace.pos[i]) for i in known[1:] if w.trace.pos[i] is not first):
+        w.trace.unknown[n] = OTHER_DIRECTION.why
+        return OTHER_DIRECTION, known + lost
     shape = w.trace.shapes[n]
     if isinstance(shape, list):  # e.g. frexp: every output sits where the input does
         shape = shape[0]
@@ -34,12 +42,12 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
         out = w.coords(known[0], a)
         out = out if out.shape == shape else out.expand(shape)
         for other in known[1:]:
-            if core(out).isnan().any():
+            if unexpanded(out).isnan().any():
                 out = first_known(out, w.coords(other, a).expand(shape))
         return out
 
     same = len(known) == 1 and first.shape == shape
-    pos = first if same else settle(*map(axis, range(w.axes)))
+    pos = first if same else position_of(*map(axis, range(w.axes)))
     return pos, known + lost
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from unstride.geometry.grids import grid_of
-from unstride.geometry.positions import EPS, LOST, Pos, Site, changes, core, resample, settle, varies
+from unstride.geometry.positions import EPS, LOST, Pos, Site, changes, position_of, resample, unexpanded, varies
 from unstride.geometry.rules.base import Result, argument, rule
 from unstride.graph.ops import arguments, op_name
 
@@ -48,10 +48,10 @@ def _layout(w: "Walk", n: Node, value: Any) -> Result:
 
     coords = [run(a) for a in range(w.axes)]
     if isinstance(coords[0], tuple | list):
-        return [settle(*parts) for parts in zip(*coords, strict=True)], carriers
+        return [position_of(*parts) for parts in zip(*coords, strict=True)], carriers
     if op_name(n) in _MERGING and value.ndim == 2 + w.axes < len(w.trace.shapes[arguments(n)[0]]):
         coords = _between(coords)
-    return settle(*coords), carriers
+    return position_of(*coords), carriers
 
 
 def _between(coords: list[Tensor]) -> list[Tensor]:
@@ -94,7 +94,7 @@ def _cat(w: "Walk", n: Node, value: Any) -> Result:
     known = [p for p in places if p is not None]
     if len(known) < 2 or len(known) < len(places) or not isinstance(out, Pos):
         return out, carriers
-    lines = [[core(t) for t in p.axes] for p in known]
+    lines = [[unexpanded(t) for t in p.axes] for p in known]
     if all(t.shape == f.shape and torch.equal(t, f) for own in lines for t, f in zip(own, lines[0], strict=True)):
         return out, carriers
     grids = [grid_of(p) for p in known]
@@ -108,7 +108,7 @@ def _cat(w: "Walk", n: Node, value: Any) -> Result:
         return torch.stack(parts).mean(0).expand(whole.shape) if EPS < far < cell else whole
 
     axes = range(w.axes)
-    return settle(*(mean([own[a] for own in lines], first.spacing[a], out.axes[a]) for a in axes)), carriers
+    return position_of(*(mean([own[a] for own in lines], first.spacing[a], out.axes[a]) for a in axes)), carriers
 
 
 @rule("im2col")

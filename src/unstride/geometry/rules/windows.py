@@ -11,13 +11,13 @@ from torch.fx import Node
 from unstride.geometry.positions import (
     FIXED,
     LOST,
+    OpWindow,
     Pos,
     Site,
-    Window,
     contract,
     has_axis,
+    position_of,
     resample,
-    settle,
 )
 from unstride.geometry.rules.base import Result, argument, each, rule, summed
 from unstride.graph.ops import arguments, op_name
@@ -41,11 +41,11 @@ class _Sliding:
         first = self.dilation[d] * (self.size[d] - 1) / 2
         return torch.arange(count, dtype=torch.float32) * self.stride[d] - self.padding[d] + first
 
-    def along(self, d: int, before: int, after: int) -> Window:
+    def along(self, d: int, before: int, after: int) -> OpWindow:
         """The window along a dimension of `before` cells that become `after`; its end padding is what is left."""
         reach = (after - 1) * self.stride[d] + self.dilation[d] * (self.size[d] - 1) + 1
         end = reach - self.padding[d] - before
-        return Window(self.size[d], self.dilation[d], self.padding[d], end, max(end, self.padding[d]))
+        return OpWindow(self.size[d], self.dilation[d], self.padding[d], end, max(end, self.padding[d]))
 
 
 _LONG = {1: ("long",), 2: ("high", "wide"), 3: ("deep", "high", "wide")}
@@ -87,7 +87,7 @@ def _centred(w: "Walk", n: Node, p: Pos, over: _Sliding, out: Tensor) -> Pos | N
             t = resample(t, 2 + d, over.centres(d, out.shape[2 + d]))
         coords.append(t.expand(out.shape))
     w.mixing(n, mixed)
-    return settle(*coords)
+    return position_of(*coords)
 
 
 @rule("conv2d conv1d conv3d _convolution")

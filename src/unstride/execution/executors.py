@@ -1,0 +1,270 @@
+"""What runs forward passes: the user's model as it is, or its captured graph with shared prefixes.
+
+executor.start(images)            the base state of some images in one view -> Passes
+passes.run([(image, state)])      values of further states, each prefix computed once
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
+
+from unstride.engine.engine import Request
+from unstride.errors import ModelRaised
+from unstride.execution.captures import Captures, Crop, on_padded, sized
+from unstride.geometry.states import State, StateSpace
+from unstride.graph.capture import model_raised, wanted_axes
+from unstride.graph.evaluation import evaluation_copy
+from unstride.recipe.stage import Stage
+from unstride.tasks.tasks import Task, meant_outputs
+from unstride.views.images import Preprocess
+
+NO_STATES = StateSpace((), ())
+
+
+@dataclass(eq=False)
+class Network:
+    """One of the networks of a recipe, with what was captured of it."""
+
+    name: str
+    model: nn.Module
+    preprocess: Preprocess | None = None
+    execution: str = "auto"
+    classes: tuple[int, ...] = ()  # of each class of the base network, its index here; () if they are the same
+    captures: Captures = field(init=False)
+    counted: dict[tuple[Any, ...], int] = field(default_factory=dict)  # MACs of a forward pass, by input
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.captures = Captures(self.model, self.execution)
+
+    def base_classes(self, output: Tensor) -> Tensor:
+        """An output (B, K, ...) in the order of the base network's classes."""
+        if not self.classes:
+            return output
+        return output.index_select(1, torch.tensor(self.classes, device=output.device))
+
+    @cached_property
+    def axes(self) -> int:
+        """Spatial axes of the input: 1 for signals, 2 for images, 3 for volumes."""
+        return wanted_axes(self.model)
+
+    def forward(self, images: Tensor) -> Any:
+        """What the model returns in evaluation mode, whatever mode its modules are in."""
+        training = any(module.training for module in self.model.modules())
+        model = evaluation_copy(self.model) if training else self.model
+        try:
+            with torch.no_grad():
+                return model(images)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise model_raised(images, error) from error
+
+    def forward_macs(self, images: Tensor) -> int:
+        """Multiply-accumulates of one forward pass of one image of this size."""
+        key = (*images.shape[1:], images.dtype, images.device)
+        if key not in self.counted:
+            with self.lock, FlopCounterMode(display=False) as counter:
+                self.forward(images[:1])
+            self.counted[key] = counter.get_total_flops() // 2
+        return self.counted[key]
+
+    def __reduce__(self) -> Any:
+        """A copy captures its model anew: graphs can neither be copied nor sent elsewhere."""
+        return Network, (self.name, self.model, self.preprocess, self.execution, self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOutput:
+    """What a model returned for some images: its leaves, which of them are combined, how it is put together."""
+
+    leaves: list[Any]
+    targets: tuple[int, ...]
+    rebuild: Callable[[list[Any]], Any]
+    count: int
+    as_leaf: Callable[[int, Tensor, Tensor], Tensor]  # (target, combined output, the base leaf) -> the leaf's layout
+
+    @classmethod
+    def joined(cls, parts: Sequence[ModelOutput]) -> ModelOutput:
+        """Outputs of neighbouring images as one; what does not depend on the images is taken from the first."""
+        if len(parts) == 1:
+            return parts[0]
+        leaves = [_joined(values, [p.count for p in parts]) for values in zip(*(p.leaves for p in parts), strict=True)]
+        first = parts[0]
+        return ModelOutput(leaves, first.targets, first.rebuild, sum(p.count for p in parts), first.as_leaf)
+
+    def replaced(self, values: Sequence[Tensor], also: Mapping[int, Tensor] | None = None) -> Any:
+        """The model's own kind of output with other values of the combined leaves, and of those in `also`."""
+        leaves = list(self.leaves)
+        for k, (index, value) in enumerate(zip(self.targets, values, strict=False)):
+            old = self.leaves[index]
+            new = self.as_leaf(k, value, old).to(old.dtype)
+            leaves = [new if leaf is old else leaf for leaf in leaves]
+        for index, value in (also or {}).items():
+            leaves[index] = value
+        return self.rebuild(leaves)
+
+
+def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
+    rows = all(isinstance(v, Tensor) and v.ndim > 0 and len(v) == n for v, n in zip(values, counts, strict=True))
+    return torch.cat(list(values)) if rows else values[0]
+
+
+class Passes(Protocol):
+    """Some images in one view, under way through one network."""
+
+    images: Tensor
+
+    @property
+    def space(self) -> StateSpace: ...
+    @property
+    def padded(self) -> bool:
+        """Whether the model takes these images only padded to a multiple of 32."""
+        ...
+
+    def keep_for(self, levels: Sequence[int] | None) -> None:
+        """Levels from which later requests continue; None: all."""
+        ...
+
+    def run(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Values of (image, state) requests, in order: a tensor for each target."""
+        ...
+
+    def output(self, state: State, value: Tensor, target: int = 0) -> Tensor:
+        """A target's value in one state -> the model's output, aligned with the base state, without padding."""
+        ...
+
+    def macs(self, states: Sequence[int]) -> list[int]:
+        """MACs of each image since the last call, in which so many outputs were made of it."""
+        ...
+
+    def state_macs(self, states: Sequence[State]) -> list[int]:
+        """MACs that each of these states of one image adds; shared prefixes count once."""
+        ...
+
+    def result(self) -> ModelOutput:
+        """What the model returns for these images in the base state."""
+        ...
+
+
+class Executor(Protocol):
+    """Starts passes. `space` are the states that it can run: a single one where the model is called directly."""
+
+    @property
+    def network(self) -> Network: ...
+
+    def space(self, images: Tensor) -> StateSpace: ...
+    def start(self, images: Tensor) -> Passes: ...
+    def rows_at_once(self, stage: Stage, images: Tensor) -> int: ...
+    def stride(self, images: Tensor) -> tuple[int, ...] | None:
+        """Pixels after which the network repeats itself; None if that is unknown."""
+        ...
+
+    def forward_macs(self, images: Tensor) -> int:
+        """MACs of one forward pass of one image."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------- the model, called directly
+
+
+@dataclass(eq=False)
+class ModelExecutor:
+    """Calls the user's model. Captures nothing."""
+
+    network: Network
+    task: Task
+
+    def space(self, images: Tensor) -> StateSpace:
+        return NO_STATES
+
+    def start(self, images: Tensor) -> ModelPasses:
+        return ModelPasses(self, images)
+
+    def rows_at_once(self, stage: Stage, images: Tensor) -> int:
+        return len(images)
+
+    def stride(self, images: Tensor) -> None:
+        return None
+
+    def forward_macs(self, images: Tensor) -> int:
+        def count(x: Tensor) -> int:
+            return self.network.forward_macs(x)
+
+        return sized(self.network.model, images, self.task.pads, count)[0]
+
+
+class ModelPasses:
+    """One forward pass of the user's model."""
+
+    def __init__(self, executor: ModelExecutor, images: Tensor) -> None:
+        self.executor, self.images, self.space = executor, images, NO_STATES
+        network, task = executor.network, executor.task
+        self.prepared: Tensor = images
+        self.crop: Crop = None
+        try:
+            output = network.forward(images)
+        except ModelRaised as error:
+            again = on_padded(network.model, images, task.pads, network.forward, error)
+            output, self.prepared, self.crop = again
+        leaves, spec = pytree.tree_flatten(output)
+        tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        meant = meant_outputs(task, [leaves[i].shape for i in tensors], images.ndim - 2)
+        self.targets = tuple(tensors[i] for i in meant)
+        self.leaves = [cropped_output(leaf, self.crop) for leaf in leaves]
+        self.spec, self._counted, self.padded = spec, False, self.crop is not None
+
+    def keep_for(self, levels: Sequence[int] | None) -> None:
+        """Nothing is kept: there is only one state."""
+
+    def run(self, requests: Sequence[Request]) -> list[Tensor]:
+        rows = [i for i, _ in requests]
+        whole = rows == list(range(len(self.images)))
+        return [self.leaves[t] if whole else self.leaves[t][rows] for t in self.targets]
+
+    def output(self, state: State, value: Tensor, target: int = 0) -> Tensor:
+        return value
+
+    def macs(self, states: Sequence[int]) -> list[int]:
+        """Of the forward pass, once."""
+        done, self._counted = self._counted, True
+        return [0 if done else self.executor.network.forward_macs(self.prepared)] * len(self.images)
+
+    def state_macs(self, states: Sequence[State]) -> list[int]:
+        return [self.executor.network.forward_macs(self.prepared)] * len(states)
+
+    def result(self) -> ModelOutput:
+        spec = self.spec
+
+        def rebuild(leaves: list[Any]) -> Any:
+            return pytree.tree_unflatten(leaves, spec)
+
+        return ModelOutput(self.leaves, self.targets, rebuild, len(self.images), reshaped)
+
+
+def reshaped(k: int, value: Tensor, leaf: Tensor) -> Tensor:
+    """A combined output in the shape of the model's: vectors (B, C) as (B, C, 1, 1) where the model has them so."""
+    return value if value.numel() != leaf.numel() else value.reshape(leaf.shape)
+
+
+def cropped(leaf: Any, crop: Crop) -> Any:
+    """The part of a map (..., H, W) that belongs to the image, without its padding."""
+    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < len(crop):
+        return leaf
+    size = leaf.shape[-len(crop) :]
+    kept: Any = (..., *(slice(round(n * share)) for n, share in zip(size, crop, strict=True)))
+    return leaf[kept]
+
+
+def cropped_output(leaf: Any, crop: Crop) -> Any:
+    """The same for an output of a batch: maps (B, H, W), (B, K, H, W); scores (B, K) have no place on the image."""
+    return cropped(leaf, crop) if isinstance(leaf, Tensor) and leaf.ndim > 2 else leaf

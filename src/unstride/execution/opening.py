@@ -1,0 +1,95 @@
+"""A recipe by name, by file or as it is, with the tensors that belong to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unstride.errors import ArtefactError, OptionError
+from unstride.graph.capture import wanted_axes
+from unstride.method.attention import Attention
+from unstride.recipe.files import StoredRecipe, read
+from unstride.recipe.presets import get
+from unstride.recipe.recipe import Recipe
+from unstride.storage.artefacts import check_finite, read_artefact, write_artefact
+from unstride.storage.fingerprint import check_model
+from unstride.views.images import Preprocess
+
+KIND = "fitted"
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRecipe:
+    """A recipe that is ready to run, and what was stored with it."""
+
+    recipe: Recipe
+    attention: Attention | None = None
+    preprocess: Preprocess | None = None
+
+
+def is_file(recipe: object) -> bool:
+    return isinstance(recipe, str | Path) and Path(recipe).suffix in (".toml", ".json")
+
+
+def open_recipe(
+    recipe: str | Path | Recipe, model: nn.Module, preprocess: Preprocess | None = None, task: str | None = None
+) -> OpenedRecipe:
+    """An ArtefactError where the file was made for other weights or another preprocessing."""
+    if not isinstance(recipe, str | Path | Recipe):
+        raise OptionError(f"recipe: got {recipe!r}, expected a name such as 'default', a file, or a Recipe.")
+    if not is_file(recipe):
+        return OpenedRecipe(get(recipe, task, wanted_axes(model)), None, preprocess)
+    stored = read(Path(str(recipe)))
+    stored.warn()
+    found = stored.recipe if task is None or task == stored.recipe.task else stored.recipe.changed(task=task)
+    base = stored.networks.get("base")
+    if base is not None and base.fingerprint is not None:
+        check_model(stored.path, base.fingerprint, model)
+    attention = None
+    if found.tensors is not None:
+        attention = read_attention(Path(str(recipe)).parent / found.tensors, model)
+    return OpenedRecipe(found, attention, stored_preprocess(stored, preprocess))
+
+
+def stored_preprocess(stored: StoredRecipe, given: Preprocess | None) -> Preprocess | None:
+    """The preprocessing of the base network; an error where another one is given."""
+    base = stored.networks.get("base")
+    if base is None or base.preprocess is None:
+        return given
+    old = Preprocess.from_json({"resize": None, "crop": None, **base.preprocess})
+    if given is not None and given != old:
+        names = [f.name for f in fields(old) if getattr(given, f.name) != getattr(old, f.name)]
+        raise ArtefactError(
+            f"{stored.path} was made with other preprocessing ({', '.join(names)} differ): {old}. "
+            "Prepare the images in the same way, or tune again."
+        )
+    return given or old
+
+
+def write_attention(path: Path, attention: Attention, model: str) -> Path:
+    """Into a file, with the fingerprint of the network that it was fitted on."""
+    meta = {"kind": KIND, "model": model, "channels": attention.channels, "heads": attention.heads}
+    return write_artefact(path, attention.state_dict(), meta)
+
+
+def read_attention(path: Path, model: nn.Module) -> Attention:
+    """From a file, checked: whole, ours, and for this network."""
+    tensors, meta = read_artefact(path, KIND)
+    check_model(path, meta.get("model"), model)
+    check_finite(path, tensors)
+    try:
+        attention = _attention(tensors, int(meta["channels"]), int(meta["heads"]))
+    except (LookupError, TypeError, ValueError, RuntimeError, OptionError) as error:
+        raise ArtefactError(f"{path} does not contain a usable attention ({error}). Fit it again.") from error
+    return attention.to(next((p.device for p in model.parameters()), torch.device("cpu")))
+
+
+def _attention(tensors: dict[str, Tensor], channels: int, heads: int) -> Attention:
+    if channels != tensors["out"].numel():  # before so much memory is asked for
+        raise ValueError(f"{channels} channels, but weights for {tensors['out'].numel()}")
+    attention = Attention(channels, heads)
+    attention.load_state_dict(tensors)
+    return attention.requires_grad_(False)

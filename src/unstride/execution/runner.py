@@ -1,0 +1,194 @@
+"""The loop that runs every recipe: stages, views, states.
+
+A flip, a cascade of networks, tiles of a map and the paper's search inside each view all pass through `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unstride.execution.aggregation import AggregatedOutputs, StateOutputs, outputs_for
+from unstride.execution.executors import Executor, ModelExecutor, ModelOutput, Network, Passes
+from unstride.execution.graph_executor import GraphExecutor
+from unstride.execution.parts import Part, parts
+from unstride.execution.prediction import Prediction
+from unstride.execution.record import Outputs, Record
+from unstride.execution.selectors import selector_for
+from unstride.method.attention import Attention
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import Search, Stage
+from unstride.recipe.view import PLAIN
+from unstride.tasks.tasks import TASKS
+from unstride.views.source import Source, for_network
+
+
+@dataclass(frozen=True, eq=False)
+class StageResult:
+    """What became of a batch: the combined outputs, and the record of how they were made."""
+
+    recipe: Recipe
+    combined: Outputs
+    record: Record
+
+    @property
+    def output(self) -> Tensor:
+        """The main output of all images, divided by the recipe's temperature."""
+        value = self.combined.value()
+        return value if self.recipe.temperature == 1 else value / self.recipe.temperature
+
+    @property
+    def costs(self) -> list[float]:
+        """Of each image, in forward passes of the base model."""
+        return [m / max(1, self.record.base_macs) for m in self.record.macs]
+
+    def returned(self) -> Any:
+        """What the model returns, with the combined values in it."""
+        base = ModelOutput.joined(self.record.structure)
+        also = {index: torch.cat(values) for index, values in self.record.also.items()}
+        return base.replaced([self.output, *self.combined.values()[1:]], also)
+
+    def predictions(self, assumed: str = "") -> list[Prediction]:
+        return self.record.predictions(self.output, assumed)
+
+    def at_budgets(self) -> dict[int, tuple[Tensor, list[float]]]:
+        """The outputs and costs at each of the record's budgets."""
+        record, base = self.record, max(1, self.record.base_macs)
+        return {
+            b: (outputs.value() / self.recipe.temperature, [m / base for m in record.macs_at_budget[b]])
+            for b, outputs in record.at_budget.items()
+        }
+
+
+def run(
+    recipe: Recipe,
+    networks: Mapping[str, Network],
+    source: Source,
+    record: Record,
+    attention: Attention | None = None,
+) -> StageResult:
+    """Every pass of a recipe, for a batch of images."""
+    task, executors = TASKS[recipe.task], executors_for(recipe, networks)
+    total = Outputs(recipe.combine, task, len(source))
+    rows, tiles, gate = list(range(len(source))), None, None
+    if record.costs:
+        record.base_macs = base_macs(networks["base"], executors, source)
+    for index, (stage, executor) in enumerate(zip(recipe.stages, executors, strict=True)):
+        if stage.gate is not None:
+            gate = stage.gate
+            rows, tiles = record.gate(gate, total, rows, tiles)
+        if not rows:
+            break
+        result, network = total, executor.network
+        if stage.join == "replace":
+            result, record.taken = Outputs(recipe.combine, task, len(source)), {}
+            record.forget_answers(rows)
+        prepared = for_network(source, network.preprocess)
+        for view in stage.views:
+            taken = record.taken.setdefault((stage.network, view), set())
+            visited = set()
+            opened = record.opened.get((id(executor), view), [])
+            for part in parts(prepared, view, stage, executor, rows, tiles, gate, opened, record.frame):
+                space = executor.space(part.images)
+                selector = selector_for(stage, space, task.maps, len(part.images), taken)
+                requests = selector.propose({})
+                if not requests:
+                    continue
+                passes = part.passes or executor.start(part.images)
+                passes.keep_for(None if record.keep(index, executor, part, passes) else selector.levels)
+                states = outputs_for(stage, passes, task, attention, record.details, frozenset(record.budgets))
+                while requests:
+                    states.add(requests, passes.run(requests))
+                    selector.observe(requests)
+                    visited |= {state for _, state in requests}
+                    for image, reason in states.stopped():
+                        selector.stop(image, reason)
+                    requests = selector.propose(states.criterion)
+                combine(index, stage, network, part, passes, states, result, record)
+                record.finished(index, stage, part, passes, states, selector)
+            if not isinstance(stage.states, Search):
+                taken |= visited
+        if stage.join == "replace":
+            total.replace(rows, result)
+    return StageResult(recipe, total, record)
+
+
+def combine(
+    index: int,
+    stage: Stage,
+    network: Network,
+    part: Part,
+    passes: Passes,
+    states: StateOutputs,
+    result: Outputs,
+    record: Record,
+) -> None:
+    """The outputs of one view's states into the result, brought back over the base view."""
+    view, temperature = part.view, stage.temperature(part.view)
+    first = index == 0 and view == stage.views[0]
+    for k, (outputs, weight) in enumerate(states.outputs()):
+        if first and not k:
+            record.begun(part, passes, outputs)
+        outputs = [network.base_classes(part.over_base(o, record.frame, target)) for target, o in enumerate(outputs)]
+        calibrated = outputs if temperature == 1 else [o / temperature for o in outputs]
+        result.add(part.rows, calibrated, weight * stage.weight(view), part.where)
+        record.answered(part.rows, outputs[0])
+        if record.details:
+            states.describe(k, outputs[0], result.value(part.rows), lambda o: part.over_base(o, record.frame))
+    if isinstance(states, AggregatedOutputs):
+        _aggregated(stage, part, states, record)
+
+
+def _aggregated(stage: Stage, part: Part, states: AggregatedOutputs, record: Record) -> None:
+    """What only an aggregate has: outputs that follow from its map, and its value at smaller budgets."""
+    alone = len(record.recipe.stages) == 1 and stage.views == (PLAIN,)
+    if alone:
+        for leaf, value in states.also().items():
+            record.also.setdefault(leaf, []).append(value)
+    if not record.budgets:
+        return
+    final = next(states.outputs())[0][0]
+    for budget, outputs in record.at_budget.items():
+        value = part.over_base(states.output_at(budget, final), record.frame) / stage.temperature(part.view)
+        outputs.add(part.rows, [value], stage.weight(part.view))
+        for k, row in enumerate(part.rows):
+            visited = [r.state for r in states.records[k]][:budget]
+            record.macs_at_budget[budget][row] += sum(states.passes.state_macs(visited))
+
+
+def base_macs(base: Network, executors: list[Executor], source: Source) -> int:
+    """MACs of one forward pass of the base model: cost 1.0."""
+    images = for_network(source.rows([0]), base.preprocess).render(PLAIN)
+    for executor in executors:
+        if executor.network is base:
+            return executor.forward_macs(images)
+    return base.forward_macs(images)
+
+
+def executors_for(recipe: Recipe, networks: Mapping[str, Network]) -> list[Executor]:
+    """How each stage runs: through its network's graph if a stage of that network has states, else the model itself.
+
+    Dense features need the graph, which knows how tokens lie on the image.
+    """
+    task = TASKS[recipe.task]
+    made: dict[tuple[Any, ...], Executor] = {}
+    chosen = []
+    for stage in recipe.stages:
+        like = stage if stage.states is not None else recipe.with_states(stage.network)
+        key: tuple[Any, ...] = (stage.network,)
+        if like is not None:
+            key = (stage.network, like.state_space, like.pinned)
+        elif task.name == "features":
+            key = (stage.network, "", False)
+        if key not in made:
+            network = networks[stage.network]
+            if len(key) > 1:
+                network.captures.check()  # once for each batch
+            direct = len(key) == 1
+            made[key] = ModelExecutor(network, task) if direct else GraphExecutor(network, task, *key[1:])
+        chosen.append(made[key])
+    return chosen

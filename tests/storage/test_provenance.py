@@ -1,0 +1,22 @@
+"""The record beside a result."""
+
+import json
+import sys
+
+import torch
+
+from unstride.storage.provenance import provenance
+
+
+def test_it_names_the_command_versions_threads_and_processor(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/unstride", "evaluate", "a b"])
+    record = json.loads(json.dumps(provenance()))
+    assert record["command"] == "unstride evaluate 'a b'"
+    assert record["versions"]["torch"] == torch.__version__
+    assert {"python", "unstride", "numpy", "pillow"} <= set(record["versions"])
+    assert record["threads"] == torch.get_num_threads()
+    assert record["cpu"]
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert "timm" in provenance()["versions"]
+    monkeypatch.delitem(sys.modules, "timm")
+    assert "timm" not in provenance()["versions"]
