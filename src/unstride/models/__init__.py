@@ -64,6 +64,7 @@ class LoadedModel:
     task: str | None = None  # as in unstride.tasks.tasks, or None: nobody said
     classes: tuple[str, ...] = ()
     weights: str = "its own"
+    class_map: tuple[int, ...] = ()  # of each class of a recipe's base network, its index here; () if they are alike
 
     @property
     def untrained(self) -> bool:

@@ -36,6 +36,7 @@ class StoredNetwork:
     Args:
         spec: how to load it, such as "timm:resnet18"; None: the caller brings it.
         fingerprint: of its weights.
+        weights: "default", "random", or the path of a weights file.
         preprocess: how its images are prepared, as plain data.
         classes: of each class of the base network, the index of the same class here; () if they are the same.
     """
@@ -44,6 +45,7 @@ class StoredNetwork:
     fingerprint: str | None = None
     preprocess: Mapping[str, Any] | None = field(default=None, hash=False)
     classes: tuple[int, ...] = ()
+    weights: str | None = None
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _gate(data: Any) -> Gate:
 
 def _network(data: Any) -> StoredNetwork:
     known = _table("network", data, tuple(f.name for f in fields(StoredNetwork)))
-    for name in ("spec", "fingerprint"):
+    for name in ("spec", "fingerprint", "weights"):
         if not isinstance(known.get(name), str | None):
             raise OptionError(f"network: {name}: got {known[name]!r}, expected text.")
     classes = known.pop("classes", [])
