@@ -18,7 +18,7 @@ from unstride.errors import InputError, OptionError, TaskAssumed
 from unstride.execution.calibrate import Calibration, calibrate, matched_stages, open_run
 from unstride.execution.captures import check_execution, sized
 from unstride.execution.executors import Network, cropped_output
-from unstride.execution.opening import is_file, open_recipe, write_attention
+from unstride.execution.opening import check_networks, is_file, open_recipe, write_attention
 from unstride.execution.prediction import Prediction
 from unstride.execution.record import Record
 from unstride.execution.runner import StageResult, executors_for, run
@@ -26,6 +26,8 @@ from unstride.graph.capture import exporting
 from unstride.graph.evaluation import checked_module
 from unstride.graph.keywords import image_argument
 from unstride.method.attention import Attention
+from unstride.models import LoadedModel
+from unstride.models.class_names import class_map
 from unstride.models.tasks import ASSUMED, Guess, known_task, task_of
 from unstride.models.weights import place, under_model
 from unstride.recipe.files import StoredNetwork, write
@@ -235,8 +237,11 @@ class Enhanced(nn.Module):
         return executor.stride(torch.zeros(1, channels, *frame.size, device=device, dtype=dtype))
 
 
+Model = nn.Module | LoadedModel
+
+
 def enhance(
-    model: nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module],
+    model: Model | Sequence[Model] | Mapping[str, Model],
     example: Tensor | None = None,
     *,
     recipe: str | Path | Recipe = "default",
@@ -248,8 +253,8 @@ def enhance(
     """Make one or more pretrained models better at test time, without training.
 
     Args:
-        model: a model, or several: a list (named base, net2, ...) or a dict of names. Several make a cascade: each
-            further network runs where the answer so far is uncertain.
+        model: a model, or what `unstride.models.load` returns; or several: a list (named base, net2, ...) or a dict of
+            names. Several make a cascade: each further network runs where the answer so far is uncertain.
         example: images as the model takes them; finds out what the output means, and prepares for their size.
         recipe: a name ("default", "flip", "paper", ...), a file (an error if it was made for another model), or a
             `Recipe`.
@@ -266,9 +271,16 @@ def enhance(
     base = networks["base"].model
     if example is not None:
         example = check_images(example, "example", networks["base"].axes)[:1]
+    if task is None and not (isinstance(recipe, Recipe) or is_file(recipe)):
+        task = _loaded_task(model)
     guess = _guess(task, base, example, isinstance(recipe, Recipe) or is_file(recipe))
     opened = open_recipe(recipe, base, networks["base"].preprocess, guess.task)
     chosen = opened.recipe
+    if opened.stored is not None:
+        check_networks(opened.stored, {name: network.model for name, network in networks.items()})
+        for name, stored in opened.stored.networks.items():
+            if name in networks and stored.classes:
+                networks[name].classes = stored.classes
     if recipe == "default" and len(networks) > 1:
         names = tuple(n for n in networks if n != "base" or networks["base"].name == "base")
         chosen = cascade(names, chosen.task)
@@ -288,24 +300,40 @@ def _guess(task: str | None, model: nn.Module, example: Tensor | None, recipe_sa
 
 def _networks(model: Any, preprocess: Any, execution: str) -> dict[str, Network]:
     """By name; the first is also called base. `preprocess`: of all, or by name."""
-    if isinstance(model, Mapping):
-        named = dict(model)
-    elif isinstance(model, Iterable) and not isinstance(model, nn.Module):
-        listed = list(model)
-        named = {("base" if k == 1 else f"net{k}"): m for k, m in enumerate(listed, 1)}
-    else:
-        named = {"base": model}
-    if not 1 <= len(named) <= MOST_NETWORKS or not all(isinstance(name, str) and name for name in named):
-        raise InputError(f"model: got {len(named)} networks, expected 1 to {MOST_NETWORKS}, each with a name.")
+    named = named_models(model)
     own = dict(preprocess) if isinstance(preprocess, Mapping) else dict.fromkeys(named, preprocess)
     unknown = sorted(set(own) - set(named))
     if unknown:
         raise OptionError(f"preprocess: got {unknown[0]!r}, expected names of networks: {', '.join(named)}.")
-    made = {
-        name: Network(name, checked_module(m), check_preprocess(own.get(name)), execution) for name, m in named.items()
-    }
-    first = next(iter(made.values()))
-    return {"base": first, **made} if "base" not in made else made
+    made: dict[str, Network] = {}
+    first = next(iter(named.values()))
+    for name, given in named.items():
+        prepared, classes, module = own.get(name), (), given
+        if isinstance(given, LoadedModel):
+            module, prepared = given.model, prepared or given.preprocess
+            known = first.classes if isinstance(first, LoadedModel) else ()
+            classes = given.class_map or class_map(known, given.classes, given.spec)
+        made[name] = Network(name, checked_module(module), check_preprocess(prepared), execution, classes)
+    return {"base": next(iter(made.values())), **made} if "base" not in made else made
+
+
+def named_models(model: Any) -> dict[str, Any]:
+    """One or more models by name: a dict as it is, of a list base, net2, net3, ..."""
+    if isinstance(model, Mapping):
+        named = dict(model)
+    elif isinstance(model, Iterable) and not isinstance(model, nn.Module | str):
+        named = {("base" if k == 1 else f"net{k}"): m for k, m in enumerate(model, 1)}
+    else:
+        named = {"base": model}
+    if not 1 <= len(named) <= MOST_NETWORKS or not all(isinstance(name, str) and name for name in named):
+        raise InputError(f"model: got {len(named)} networks, expected 1 to {MOST_NETWORKS}, each with a name.")
+    return named
+
+
+def _loaded_task(model: Any) -> str | None:
+    """The task that comes with a loaded model."""
+    first = next(iter(named_models(model).values()))
+    return first.task if isinstance(first, LoadedModel) else None
 
 
 def check_budgets(budgets: Any) -> tuple[int, ...]:

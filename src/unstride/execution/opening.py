@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class OpenedRecipe:
     recipe: Recipe
     attention: Attention | None = None
     preprocess: Preprocess | None = None
+    stored: StoredRecipe | None = None
 
 
 def is_file(recipe: object) -> bool:
@@ -51,7 +53,14 @@ def open_recipe(
     attention = None
     if found.tensors is not None:
         attention = read_attention(Path(str(recipe)).parent / found.tensors, model)
-    return OpenedRecipe(found, attention, stored_preprocess(stored, preprocess))
+    return OpenedRecipe(found, attention, stored_preprocess(stored, preprocess), stored)
+
+
+def check_networks(stored: StoredRecipe, models: Mapping[str, nn.Module]) -> None:
+    """An ArtefactError where a network that the file names was stored with other weights."""
+    for name, network in stored.networks.items():
+        if name in models and network.fingerprint is not None:
+            check_model(f"{stored.path}, network {name!r}", network.fingerprint, models[name])
 
 
 def stored_preprocess(stored: StoredRecipe, given: Preprocess | None) -> Preprocess | None:
