@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unstride.engine.engine import Request
-from unstride.errors import ModelRaised
+from unstride.errors import InputError, ModelRaised
 from unstride.execution.captures import Captures, Crop, on_padded, sized
 from unstride.geometry.states import State, StateSpace
 from unstride.graph.capture import model_raised, wanted_axes
@@ -50,6 +50,11 @@ class Network:
         """An output (B, K, ...) in the order of the base network's classes."""
         if not self.classes:
             return output
+        if max(self.classes) >= output.shape[1]:
+            raise InputError(
+                f"{self.name}: its outputs have {output.shape[1]} classes, and the class map names class "
+                f"{max(self.classes)}. Load the model with the names of its own classes."
+            )
         return output.index_select(1, torch.tensor(self.classes, device=output.device))
 
     @cached_property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from unstride.errors import InputError
 from unstride.execution.aggregation import StateOutputs
 from unstride.execution.combine import Combine
 from unstride.execution.executors import ModelOutput, Passes
@@ -34,7 +35,7 @@ class Outputs:
     parts: list[Combine] = field(default_factory=list)
 
     def add(
-        self, rows: Sequence[int], outputs: Sequence[Tensor], weight: float = 1.0, where: Tensor | None = None
+        self, rows: Sequence[int], outputs: Sequence[Tensor], weight: float | Tensor = 1.0, where: Tensor | None = None
     ) -> None:
         while len(self.parts) < len(outputs):
             self.parts.append(Combine(self.how, self.task, self.count))
@@ -77,6 +78,7 @@ class Record:
     passed_gates: list[list[int]] = field(default_factory=list)  # the images that passed each gate
     structure: list[ModelOutput] = field(default_factory=list)  # what the model returns, from the first view
     also: dict[int, list[Tensor]] = field(default_factory=dict)
+    shape: tuple[str, tuple[int, ...]] | None = None  # which pass was first, and the shape of its output
 
     def __post_init__(self) -> None:
         n = self.count
@@ -124,6 +126,17 @@ class Record:
         self.structure.append(passes.result())
         if self.task.maps:
             self.frame = Frame.of(part.images, outputs, passes.padded)
+
+    def check_shape(self, network: str, view: View, output: Tensor) -> None:
+        """An InputError that lists the shapes, where passes cannot be combined."""
+        name, shape = f"{network} ({view})", tuple(output.shape[1:])
+        first, expected = self.shape = self.shape or (name, shape)
+        if shape != expected:
+            both = [f"{n}: ({', '.join(map(str, ('B', *s)))})" for n, s in ((first, expected), (name, shape))]
+            raise InputError(
+                f"the passes of this recipe return different shapes, {both[0]} and {both[1]}. Networks of one recipe "
+                "predict the same classes, at every size that its views have."
+            )
 
     def forget_answers(self, rows: Sequence[int]) -> None:
         """A stage replaces the answer so far, and its passes with it."""

@@ -70,8 +70,13 @@ def run(
     source: Source,
     record: Record,
     attention: Attention | None = None,
+    view_weights: Tensor | None = None,
 ) -> StageResult:
-    """Every pass of a recipe, for a batch of images."""
+    """Every pass of a recipe, for a batch of images.
+
+    Args:
+        view_weights: (V, K), a weight for each view and class of a recipe of one stage, instead of the stage's own.
+    """
     task, executors = TASKS[recipe.task], executors_for(recipe, networks)
     total = Outputs(recipe.combine, task, len(source))
     rows, tiles, gate = list(range(len(source))), None, None
@@ -108,7 +113,8 @@ def run(
                     for image, reason in states.stopped():
                         selector.stop(image, reason)
                     requests = selector.propose(states.criterion)
-                combine(index, stage, network, part, passes, states, result, record)
+                weight = stage.weight(view) if view_weights is None else view_weights[stage.views.index(view)][None]
+                combine(index, stage, network, part, passes, states, result, record, weight)
                 record.finished(index, stage, part, passes, states, selector)
             if not isinstance(stage.states, Search):
                 taken |= visited
@@ -126,6 +132,7 @@ def combine(
     states: StateOutputs,
     result: Outputs,
     record: Record,
+    view_weight: float | Tensor,
 ) -> None:
     """The outputs of one view's states into the result, brought back over the base view."""
     view, temperature = part.view, stage.temperature(part.view)
@@ -134,16 +141,19 @@ def combine(
         if first and not k:
             record.begun(part, passes, outputs)
         outputs = [network.base_classes(part.over_base(o, record.frame, target)) for target, o in enumerate(outputs)]
+        record.check_shape(network.name, view, outputs[0])
         calibrated = outputs if temperature == 1 else [o / temperature for o in outputs]
-        result.add(part.rows, calibrated, weight * stage.weight(view), part.where)
+        result.add(part.rows, calibrated, weight * view_weight, part.where)
         record.answered(part.rows, outputs[0])
         if record.details:
             states.describe(k, outputs[0], result.value(part.rows), lambda o: part.over_base(o, record.frame))
     if isinstance(states, AggregatedOutputs):
-        _aggregated(stage, part, states, record)
+        _aggregated(stage, part, states, record, view_weight)
 
 
-def _aggregated(stage: Stage, part: Part, states: AggregatedOutputs, record: Record) -> None:
+def _aggregated(
+    stage: Stage, part: Part, states: AggregatedOutputs, record: Record, view_weight: float | Tensor
+) -> None:
     """What only an aggregate has: outputs that follow from its map, and its value at smaller budgets."""
     alone = len(record.recipe.stages) == 1 and stage.views == (PLAIN,)
     if alone:
@@ -154,7 +164,7 @@ def _aggregated(stage: Stage, part: Part, states: AggregatedOutputs, record: Rec
     final = next(states.outputs())[0][0]
     for budget, outputs in record.at_budget.items():
         value = part.over_base(states.output_at(budget, final), record.frame) / stage.temperature(part.view)
-        outputs.add(part.rows, [value], stage.weight(part.view))
+        outputs.add(part.rows, [value], view_weight)
         for k, row in enumerate(part.rows):
             visited = [r.state for r in states.records[k]][:budget]
             record.macs_at_budget[budget][row] += sum(states.passes.state_macs(visited))

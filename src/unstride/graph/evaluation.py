@@ -40,7 +40,8 @@ def copied(model: nn.Module) -> tuple[nn.Module, dict[int, Tensor]]:
 def checked_module(model: Any) -> nn.Module:
     """The model as it is; an InputError if it is no module, or enhanced already."""
     if not isinstance(model, nn.Module):
-        raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module.")
+        hint = " A model by its name is loaded first: unstride.models.load(...)." if isinstance(model, str) else ""
+        raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module.{hint}")
     if any(getattr(m, "is_enhanced", False) for m in model.modules()):
         raise InputError(
             "model: it is enhanced already. Pass the inner module (better.model), or change the recipe with "
