@@ -18,7 +18,7 @@ from unstride.errors import InputError, OptionError, TaskAssumed
 from unstride.execution.calibrate import Calibration, calibrate, matched_stages, open_run
 from unstride.execution.captures import check_execution, sized
 from unstride.execution.executors import Network, cropped_output
-from unstride.execution.opening import check_networks, is_file, open_recipe, write_attention
+from unstride.execution.opening import check_networks, is_file, open_recipe, write_fitted
 from unstride.execution.prediction import Prediction
 from unstride.execution.record import Record
 from unstride.execution.runner import StageResult, executors_for, run
@@ -60,16 +60,23 @@ class Enhanced(nn.Module):
         attention: Attention | None = None,
         preprocess: Preprocess | None = None,
         assumed: str = "",
+        view_weights: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.networks = dict(networks)
         self.model = self.networks["base"].model
         self.others = nn.ModuleDict({n: net.model for n, net in self.networks.items() if net.model is not self.model})
         self.recipe, self.attention = recipe, attention
+        self.view_weights = view_weights  # of each view and class, where they were fitted (ClassTTA)
         self.preprocess = check_preprocess(preprocess)  # how images are prepared; with it, PIL images are taken, too
         self.assumed = assumed  # what the output is taken for, if neither the user nor the model's library said it
         self.training = False  # it always runs as in evaluation
         self.register_load_state_dict_pre_hook(under_model)
+        if recipe.tensors is not None and attention is None and view_weights is None:
+            raise OptionError(
+                f"recipe: what was fitted is in {recipe.tensors}, and only the recipe's file knows where that is. Pass "
+                "the file: recipe='fitted.toml'."
+            )
         missing = [name for name in recipe.networks if name not in self.networks]
         if missing:
             names = ", ".join(map(repr, self.networks))
@@ -153,21 +160,23 @@ class Enhanced(nn.Module):
     def replace(self, recipe: str | Path | Recipe | None = None, **changes: Any) -> Enhanced:
         """The same networks (captures shared) with another recipe, or with changes: `better.replace(budget=30)`."""
         opened = open_recipe(self.recipe if recipe is None else recipe, self.model, self.preprocess, self.task)
+        same = self.view_weights if recipe is None or recipe == self.recipe else None
         return Enhanced(
             self.networks,
             opened.recipe.changed(**changes),
             opened.attention or self.attention,
             opened.preprocess,
             self.assumed,
+            opened.view_weights if same is None else same,
         )
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
         """Write the recipe with the fingerprints of the networks: `unstride.enhance(model, recipe="better.toml")`."""
         path, prepared = Path(path), preprocess or self.preprocess
         recipe = self.recipe
-        if self.attention is not None:
+        if self.attention is not None or self.view_weights is not None:
             beside = path.with_suffix(".safetensors")
-            write_attention(beside, self.attention, fingerprint(self.model))
+            write_fitted(beside, self.attention, self.view_weights, fingerprint(self.model))
             recipe = recipe.changed(tensors=beside.name)
         stored = {}
         for name, network in self.networks.items():
@@ -218,7 +227,7 @@ class Enhanced(nn.Module):
     ) -> StageResult:
         record = Record(self.recipe, len(source), details, costs or details, open_gates, budgets)
         with torch.no_grad():
-            return run(self.recipe, self.networks, source, record, self.attention)
+            return run(self.recipe, self.networks, source, record, self.attention, self.view_weights)
 
     def _base(self, source: Source) -> Any:
         """The model's own output, untouched."""
@@ -284,7 +293,8 @@ def enhance(
     if recipe == "default" and len(networks) > 1:
         names = tuple(n for n in networks if n != "base" or networks["base"].name == "base")
         chosen = cascade(names, chosen.task)
-    better = Enhanced(networks, chosen.changed(**changes), opened.attention, opened.preprocess, guess.assumed)
+    chosen = chosen.changed(**changes)
+    better = Enhanced(networks, chosen, opened.attention, opened.preprocess, guess.assumed, opened.view_weights)
     if example is not None:
         better.prepare(example)
     if guess.assumed:
@@ -308,7 +318,8 @@ def _networks(model: Any, preprocess: Any, execution: str) -> dict[str, Network]
     made: dict[str, Network] = {}
     first = next(iter(named.values()))
     for name, given in named.items():
-        prepared, classes, module = own.get(name), (), given
+        prepared, module = own.get(name), given
+        classes: tuple[int, ...] = ()
         if isinstance(given, LoadedModel):
             module, prepared = given.model, prepared or given.preprocess
             known = first.classes if isinstance(first, LoadedModel) else ()

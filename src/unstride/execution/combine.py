@@ -1,4 +1,4 @@
-"""The one place where passes are averaged: a running weighted mean of what the task averages, or a median."""
+"""The one place where passes are averaged: a running weighted mean of what the task averages, a median or a maximum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Combine:
     """The combined outputs of `count` images.
 
     Args:
-        how: "logits", "probabilities", "values", "directions" (means), or "median".
+        how: "logits", "probabilities", "values", "directions" (means), "median", or "max", the largest logit.
     """
 
     def __init__(self, how: str, task: Task, count: int) -> None:
@@ -33,12 +33,17 @@ class Combine:
         encoded = self.task.encode(output, self.how)
         weight = weight if where is None else weight * where
         if self.total is None or self.weight is None:
-            self.total = encoded.new_zeros((self.count, *encoded.shape[1:]))
+            empty = -torch.inf if self.how == "max" else 0.0
+            self.total = encoded.new_full((self.count, *encoded.shape[1:]), empty)
             self.weight = encoded.new_zeros((self.count, *[1] * (encoded.ndim - 1)))
         if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
             self.weight = self.weight.expand(self.count, *weight.shape[1:]).clone()
         at = self._index(rows)
-        self.total[at] += weight * encoded
+        if self.how == "max":
+            known = encoded if where is None else encoded.masked_fill(where == 0, -torch.inf)
+            self.total[at] = torch.maximum(self.total[at], known)
+        else:
+            self.total[at] += weight * encoded
         self.weight[at] += weight
 
     def value(self, rows: Sequence[int] | None = None) -> Tensor:
@@ -48,6 +53,8 @@ class Combine:
             return torch.stack([median(self.outputs[row]) for row in chosen])
         assert self.total is not None and self.weight is not None
         at = self._index(chosen)
+        if self.how == "max":
+            return self.total[at]
         return self.task.decode(self.total[at] / self.weight[at], self.how)
 
     def replace(self, rows: Sequence[int], other: Combine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from unstride.storage.fingerprint import check_model
 from unstride.views.images import Preprocess
 
 KIND = "fitted"
+VIEW_WEIGHTS = "view_weights"  # (V, K) of ClassTTA
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,7 @@ class OpenedRecipe:
     attention: Attention | None = None
     preprocess: Preprocess | None = None
     stored: StoredRecipe | None = None
+    view_weights: Tensor | None = None  # (V, K), of a recipe of one stage with V views
 
 
 def is_file(recipe: object) -> bool:
@@ -50,10 +53,13 @@ def open_recipe(
     base = stored.networks.get("base")
     if base is not None and base.fingerprint is not None:
         check_model(stored.path, base.fingerprint, model)
-    attention = None
+    attention, weights = None, None
     if found.tensors is not None:
-        attention = read_attention(Path(str(recipe)).parent / found.tensors, model)
-    return OpenedRecipe(found, attention, stored_preprocess(stored, preprocess), stored)
+        attention, weights = read_fitted(Path(str(recipe)).parent / found.tensors, model)
+    if weights is not None and (found.task, *(len(s.views) for s in found.stages)) != ("classification", len(weights)):
+        what = f"{found.tensors} has weights for {len(weights)} views of one stage of a classifier"
+        raise ArtefactError(f"{stored.path}: {what}, the recipe has other stages. Fit it again.")
+    return OpenedRecipe(found, attention, stored_preprocess(stored, preprocess), stored, weights)
 
 
 def check_networks(stored: StoredRecipe, models: Mapping[str, nn.Module]) -> None:
@@ -78,22 +84,32 @@ def stored_preprocess(stored: StoredRecipe, given: Preprocess | None) -> Preproc
     return given or old
 
 
-def write_attention(path: Path, attention: Attention, model: str) -> Path:
-    """Into a file, with the fingerprint of the network that it was fitted on."""
-    meta = {"kind": KIND, "model": model, "channels": attention.channels, "heads": attention.heads}
-    return write_artefact(path, attention.state_dict(), meta)
+def write_fitted(path: Path, attention: Attention | None, view_weights: Tensor | None, model: str) -> Path:
+    """What was fitted into a file, with the fingerprint of the network that it was fitted on."""
+    meta: dict[str, Any] = {"kind": KIND, "model": model}
+    tensors: dict[str, Tensor] = {}
+    if attention is not None:
+        meta |= {"channels": attention.channels, "heads": attention.heads}
+        tensors |= attention.state_dict()
+    if view_weights is not None:
+        tensors[VIEW_WEIGHTS] = view_weights
+    return write_artefact(path, tensors, meta)
 
 
-def read_attention(path: Path, model: nn.Module) -> Attention:
-    """From a file, checked: whole, ours, and for this network."""
+def read_fitted(path: Path, model: nn.Module) -> tuple[Attention | None, Tensor | None]:
+    """The attention and the view weights of a file, checked: whole, ours, and for this network."""
     tensors, meta = read_artefact(path, KIND)
     check_model(path, meta.get("model"), model)
     check_finite(path, tensors)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    weights = tensors.pop(VIEW_WEIGHTS, None)
     try:
-        attention = _attention(tensors, int(meta["channels"]), int(meta["heads"]))
+        if weights is not None and (weights.ndim != 2 or not bool((weights >= 0).all() and (weights.sum(0) > 0).all())):
+            raise ValueError("view weights are not a non-negative (V, K)")
+        attention = _attention(tensors, int(meta["channels"]), int(meta["heads"])) if tensors else None
     except (LookupError, TypeError, ValueError, RuntimeError, OptionError) as error:
-        raise ArtefactError(f"{path} does not contain a usable attention ({error}). Fit it again.") from error
-    return attention.to(next((p.device for p in model.parameters()), torch.device("cpu")))
+        raise ArtefactError(f"{path} does not contain what `unstride fit` writes ({error}). Fit it again.") from error
+    return None if attention is None else attention.to(device), None if weights is None else weights.to(device)
 
 
 def _attention(tensors: dict[str, Tensor], channels: int, heads: int) -> Attention:

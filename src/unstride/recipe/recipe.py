@@ -23,7 +23,7 @@ PRECISIONS = (None, "bfloat16", "float16")
 DOCS = {
     "stages": "stages of passes, one after the other, each behind its gate",
     "task": "what the model's output means: classification, multilabel, segmentation, dense, embedding, ...",
-    "combine": "how passes are combined: the mean of logits, probabilities, values or directions, or a median",
+    "combine": "how passes are combined: mean of logits, probabilities, values or directions; median; max of logits",
     "temperature": "the combined logits are divided by it: changes the confidence, not the predicted class",
     "precision": "autocast to bfloat16 or float16; by default the precision of the images",
     "name": "name of the recipe",
@@ -171,7 +171,8 @@ class Recipe:
         if self.plain:
             return f"{head}: the base model as it is"
         lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
-        how = self.combine if self.combine == "median" else f"mean of {self.combine}"
+        other = {"median": "median", "max": "the largest logit of each class"}
+        how = other.get(self.combine, f"mean of {self.combine}")
         more = "" if self.temperature == 1 else f", temperature {self.temperature:.4g}"
         more += "" if self.precision is None else f", {self.precision}"
         more += "" if self.tensors is None else f", fitted in {self.tensors}"

@@ -33,7 +33,7 @@ class Task:
 
     name: str
     shape: str  # of the output, in words
-    combines: tuple[str, ...] = ("logits", "probabilities")
+    combines: tuple[str, ...] = ("logits", "probabilities", "max")
     criteria: tuple[str, ...] = (
         "entropy",
         "entropy-unaligned",
