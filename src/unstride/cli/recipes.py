@@ -17,10 +17,7 @@ import typer
 from unstride.cli.options import numbers
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from unstride.enhanced import Enhanced
-    from unstride.models import LoadedModel
+    from unstride.pipeline import Pipeline
 
 PRESETS = "default, plain, flip, multiscale-flip, paper, paper-refined, paper-learned"
 Recipe = Annotated[str | None, typer.Option("--recipe", help=f"{PRESETS}, or a .toml file that `tune` or `fit` wrote.")]
@@ -49,13 +46,14 @@ class RecipeOptions:
         """As `enhance` and `evaluate` take them."""
         return {**({} if self.recipe is None else {"recipe": self.recipe}), **self.changes}
 
-    def enhanced(self, loaded: LoadedModel, example: Tensor | None = None, **more: Any) -> Enhanced:
-        """The model with the recipe; an error if it was made for another model or other preprocessing."""
-        from unstride.enhanced import enhance
+    def pipeline(
+        self, specs: Sequence[str] | None, weights: str, task: str | None, device: str | None, **more: Any
+    ) -> Pipeline:
+        """The models with the recipe: the models named, or without any those that the recipe file names."""
+        from unstride.pipeline import open_pipeline
 
-        x = loaded.example() if example is None else example
-        options = {"task": loaded.task or "auto", "preprocess": loaded.preprocess, "execution": "frozen"}
-        return enhance(loaded.model, x, **{**options, **self.keywords(), **more})
+        options = {"weights": weights, "task": task, "device": device, **more}
+        return open_pipeline(list(specs) if specs else None, **options, **self.keywords())
 
 
 def parsed(settings: Sequence[str]) -> dict[str, Any]:
