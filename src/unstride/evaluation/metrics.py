@@ -1,283 +1,280 @@
-"""How good predictions are, and whether a change helps. Pure functions; shares are in 0..1, not per cent.
+"""Metrics of predictions, from one or a few numbers of each image. Pure functions over arrays; shares are in 0..1.
 
-    plain, better = score(plain_logits, labels), score(better_logits, labels)
-    summarise(better).top1
-    compare(plain, better).verdict  # "helps", "no measurable effect" or "hurts"
+    accuracy(correct)                       # one number
+    accuracy(correct, weights)              # (D,): of D weightings of the images, as a bootstrap draws them
 
-What is computed per image (Scores, areas) can be stored, joined across processes in any split, and summarised once, so
-that the numbers do not depend on batches or shards. Sort by image before `compare_segmentation`: it draws by position.
+Every metric is a function of values of single images, so that gains are paired and images can be drawn with
+replacement. Without `weights` each image counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from unstride.errors import DataError, InputError, OptionError
+from unstride.errors import DataError, InputError
 
-IGNORE = 255
+Array = NDArray[np.float64]
 BINS = 15
-RESAMPLES = 2000
-LEVEL = 0.95
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+IGNORE = 255  # of a mask: no label
 
 
-@dataclass(frozen=True)
-class Scores:
-    """One number per image and measure, each (N,)."""
+def _weights(weights: Array | None, images: int) -> Array:
+    if not images:
+        raise DataError("No image was measured, so there is no metric.")
+    return np.ones((1, images)) if weights is None else np.asarray(weights, dtype=np.float64)
 
-    top1: NDArray[np.bool_]
+
+def _result(values: Array, weights: Array | None) -> Any:
+    return float(values[0]) if weights is None else values
+
+
+def mean(values: ArrayLike, weights: Array | None = None) -> Any:
+    """The mean of one number of each image (N,)."""
+    own = np.asarray(values, dtype=np.float64)
+    w = _weights(weights, len(own))
+    return _result(w @ own / w.sum(1), weights)
+
+
+accuracy = mean  # of correct (N,), booleans
+
+
+# ---------------------------------------------------------------- of single images
+@dataclass(frozen=True, eq=False)
+class ClassScores:
+    """What of each image counts for one class by softmax: (N,) each."""
+
+    correct: NDArray[np.bool_]
     top5: NDArray[np.bool_]
-    nll: Floats
-    brier: Floats
-    confidence: Floats
-
-    def __len__(self) -> int:
-        return len(self.top1)
-
-    @staticmethod
-    def joined(parts: Sequence[Scores]) -> Scores:
-        """The scores of several batches as those of one."""
-        names = ("top1", "top5", "nll", "brier", "confidence")
-        return Scores(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    nll: Array
+    brier: Array
+    confidence: Array
+    predicted: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Classification:
-    """Means over n images: accuracies, negative log-likelihood (nats), expected calibration error, Brier score."""
-
-    n: int
-    top1: float
-    top5: float
-    nll: float
-    ece: float
-    brier: float
-
-
-@dataclass(frozen=True)
-class Segmentation:
-    """From one confusion matrix of the whole data set. Absent classes are NaN in `iou` and `acc`, and not averaged.
-
-    `dice`: the mean over classes of 2 |A and B| / (|A| + |B|), of the same areas; a mean over cases is another number.
-    """
-
-    miou: float
-    aacc: float
-    macc: float
-    dice: float
-    iou: tuple[float, ...]
-    acc: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Gain:
-    """Better minus plain, with its paired bootstrap interval. corrected, corrupted: images, or pixels of masks."""
-
-    gain: float
-    low: float
-    high: float
-    corrected: int
-    corrupted: int
-    n: int
-
-    @property
-    def verdict(self) -> str:
-        """In words, by whether the interval excludes zero."""
-        return "helps" if self.low > 0 else "hurts" if self.high < 0 else "no measurable effect"
-
-
-# ------------------------------------------------------------------------------------------------------ classification
-
-
-def score(logits: Tensor, labels: Tensor | Sequence[int]) -> Scores:
-    """logits (N, K), labels (N,) -> Scores. Of equal logits the lower class counts as the higher, as argmax has it."""
-    labels = torch.as_tensor(labels).to(logits.device)
-    _check(logits, labels)
+def class_scores(logits: Tensor, labels: Tensor) -> ClassScores:
+    """Of logits (N, K) and labels (N,). Of equal logits the lower class counts as the higher, as argmax has it."""
+    check_logits(logits)
+    labels = labels.to(logits.device)
+    wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
+    if len(wrong):
+        last = logits.shape[1] - 1
+        raise DataError(f"label: got {int(wrong[0])}, expected 0 to {last}. The data's classes are not the model's.")
     logits = logits.detach().double()
     own = logits.gather(1, labels[:, None])
     index = torch.arange(logits.shape[1], device=logits.device)
-    before = (logits > own) | ((logits == own) & (index < labels[:, None]))
-    rank = before.sum(1)
+    rank = ((logits > own) | ((logits == own) & (index < labels[:, None]))).sum(1)
     logs = logits.log_softmax(1)
-    probabilities = logs.exp()
+    chances = logs.exp()
     target = torch.nn.functional.one_hot(labels, logits.shape[1])
-    return Scores(
-        top1=(rank < 1).cpu().numpy(),
+    return ClassScores(
+        correct=(rank < 1).cpu().numpy(),
         top5=(rank < 5).cpu().numpy(),
         nll=-logs.gather(1, labels[:, None])[:, 0].cpu().numpy(),
-        brier=(probabilities - target).square().sum(1).cpu().numpy(),
-        confidence=probabilities.amax(1).cpu().numpy(),
+        brier=(chances - target).square().sum(1).cpu().numpy(),
+        confidence=chances.amax(1).cpu().numpy(),
+        predicted=logits.argmax(1).cpu().numpy(),
     )
 
 
-def _check(logits: Tensor, labels: Tensor) -> None:
-    if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.is_floating_point():
+def check_logits(output: Tensor) -> None:
+    """Outputs that are not finite measure nothing."""
+    if not bool(torch.isfinite(output).all()):
+        rows = (~torch.isfinite(output.flatten(1))).any(1).nonzero()[:5, 0].tolist()
         raise InputError(
-            f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)} {labels.dtype}; wanted (N, K) and N integers"
-        )
-    if not bool(torch.isfinite(logits).all()):
-        rows = (~torch.isfinite(logits)).any(1).nonzero()[:5, 0].tolist()
-        raise InputError(f"logits are not finite in rows {rows}; half precision may have overflowed, try float32")
-    wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
-    if len(wrong):
-        raise DataError(
-            f"label {int(wrong[0])} for a model of {logits.shape[1]} classes (0 to {logits.shape[1] - 1}); "
-            "the data set's classes are not the model's"
+            f"output: got values that are not finite in rows {rows}. Half precision may have overflowed: try float32."
         )
 
 
-def summarise(scores: Scores) -> Classification:
-    """Scores of N images -> their means, and the calibration error over the set."""
-    if not len(scores):
-        raise DataError("no image was scored; there is nothing to summarise")
-    return Classification(
-        n=len(scores),
-        top1=float(scores.top1.mean()),
-        top5=float(scores.top5.mean()),
-        nll=float(scores.nll.mean()),
-        ece=calibration_error(scores.confidence, scores.top1),
-        brier=float(scores.brier.mean()),
-    )
+# ---------------------------------------------------------------- calibration
+def _bins(confidence: Array, bins: int) -> NDArray[np.int64]:
+    """Equal bins (low, high]."""
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
-def calibration_error(confidence: Floats, correct: NDArray[np.bool_], bins: int = BINS) -> float:
-    """Expected calibration error: mean distance of confidence and accuracy over equal bins (lo, hi], by their share."""
-    at = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    gap = np.bincount(at, confidence - correct, bins)  # the sum over a bin, so the bins' shares are in it
-    return float(np.abs(gap).sum() / len(confidence))
+def calibration_error(confidence: ArrayLike, correct: ArrayLike, weights: Array | None = None, bins: int = BINS) -> Any:
+    """Expected calibration error: the mean distance of confidence and accuracy over equal bins, by their share."""
+    sure, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    w = _weights(weights, len(sure))
+    gap = np.zeros((len(sure), bins))
+    gap[np.arange(len(sure)), _bins(sure, bins)] = sure - right
+    return _result(np.abs(w @ gap).sum(1) / w.sum(1), weights)
 
 
-def compare(plain: Scores, better: Scores, seed: int = 0) -> Gain:
-    """Gain in top-1 over the same images in the same order."""
-    if len(plain) != len(better) or not len(plain):
-        raise InputError(f"{len(plain)} plain, {len(better)} enhanced predictions; wanted the same images")
-    change = better.top1.astype(np.float64) - plain.top1
-    low, high = bootstrap(change, seed)
-    return Gain(float(change.mean()), low, high, int((change > 0).sum()), int((change < 0).sum()), len(change))
+def reliability(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> list[tuple[float, float, int]]:
+    """(mean confidence, accuracy, images) of each bin that holds an image."""
+    sure, right = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
+    at = _bins(sure, bins)
+    chosen = [at == k for k in range(bins) if bool((at == k).any())]
+    return [(float(sure[rows].mean()), float(right[rows].mean()), int(rows.sum())) for rows in chosen]
 
 
-def bootstrap(values: Floats, seed: int = 0, resamples: int = RESAMPLES, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile interval of the mean of values (N,), resampled with replacement."""
-    if resamples < 1 or not 0 < level < 1:
-        raise OptionError(f"resamples {resamples}, level {level}; wanted at least 1, and a level between 0 and 1")
-    rng, n = np.random.default_rng(seed), len(values)
-    distinct, counts = np.unique(values, return_counts=True)
-    if len(distinct) <= 64:  # corrected, corrupted, same: how often each is drawn is all that matters
-        means = rng.multinomial(n, counts / n, resamples) @ distinct / n
-    else:
-        means = np.concatenate([np.sort(values)[at].mean(1) for at in _draws(rng, n, resamples)])
-    return _interval(means, level)
+# ---------------------------------------------------------------- rankings
+def _descending(scores: Array, target: Array, weights: Array) -> tuple[Array, Array]:
+    """Cumulated weights (D, thresholds) of positives and of negatives, from the highest score; ties count together."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.diff(scores[order]) != 0, True)
+    own, truth = weights[:, order], target[order]
+    return np.cumsum(own * truth, 1)[:, last], np.cumsum(own * (1 - truth), 1)[:, last]
 
 
-def _draws(rng: np.random.Generator, n: int, resamples: int) -> Iterator[Integers]:
-    """Indices of n images drawn with replacement, (some, n), a few resamples at a time: memory stays small."""
-    step = max(1, 2_000_000 // n)
-    for start in range(0, resamples, step):
-        yield rng.integers(0, n, (min(step, resamples - start), n))
+def average_precision(scores: ArrayLike, target: ArrayLike, weights: Array | None = None) -> Any:
+    """The area under precision over recall of scores (N,) for targets 0 or 1 (N,); NaN without a positive."""
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    w = _weights(weights, len(values))
+    hits, misses = _descending(values, truth, w)
+    steps = np.diff(hits, axis=1, prepend=0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = np.where(hits > 0, hits / (hits + misses), 0.0)
+        return _result((steps * precision).sum(1) / hits[:, -1], weights)
 
 
-def _interval(values: Floats, level: float) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def auroc(scores: ArrayLike, target: ArrayLike, weights: Array | None = None) -> Any:
+    """The chance that a positive scores above a negative, ties counted half; NaN where one kind is missing."""
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    w = _weights(weights, len(values))
+    hits, misses = _descending(values, truth, w)
+    steps = np.diff(misses, axis=1, prepend=0.0)
+    above = np.concatenate([np.zeros((len(w), 1)), hits[:, :-1]], 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return _result((steps * (above + hits) / 2).sum(1) / (hits[:, -1] * misses[:, -1]), weights)
 
 
-# -------------------------------------------------------------------------------------------------------- segmentation
+def mean_over_labels(metric: Any, scores: ArrayLike, target: ArrayLike, weights: Array | None = None) -> Any:
+    """`average_precision` or `auroc` of each label of (N, K), then their mean; labels that say nothing are left out."""
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    w = _weights(weights, len(values))
+    each = np.stack([metric(values[:, k], truth[:, k], w) for k in range(values.shape[1])])
+    counts = np.isfinite(each).sum(0)
+    with np.errstate(invalid="ignore"):
+        return _result(np.nansum(each, 0) / np.where(counts > 0, counts, np.nan), weights)
 
 
-def confusion(prediction: Tensor, target: Tensor, classes: int, ignore: int | None = IGNORE) -> Integers:
-    """prediction, target (..., H, W) of class indices -> (K, K) pixel counts, target by prediction.
-
-    Add them up over images. Pixels whose target is `ignore` are left out, whatever was predicted there.
+# ---------------------------------------------------------------- maps of classes
+def areas(predicted: Tensor, target: Tensor, classes: int, ignore: int | None = IGNORE) -> NDArray[np.int64]:
+    """Of one image's maps (H, W) -> (3, K): pixels right, predicted and labelled of each class; unlabelled ones do
+    not count.
     """
-    if prediction.shape != target.shape:
-        raise InputError(f"prediction {tuple(prediction.shape)} and target {tuple(target.shape)} differ in shape")
+    if predicted.shape != target.shape:
+        raise InputError(f"masks: got a prediction {tuple(predicted.shape)} for a mask {tuple(target.shape)}.")
     check_mask(target, classes, ignore)
     seen = torch.ones_like(target, dtype=torch.bool) if ignore is None else target != ignore
-    truth, guess = target[seen].long(), prediction[seen].long()
-    if len(wrong := _strange(guess, classes)):
-        raise InputError(f"prediction holds class {wrong}; wanted 0 to {classes - 1}")
-    counts = torch.bincount(truth * classes + guess, minlength=classes * classes)
-    return counts.view(classes, classes).cpu().numpy()
+    truth, guess = target[seen].long(), predicted[seen].long()
+    kinds = (truth[truth == guess], guess, truth)
+    return torch.stack([torch.bincount(kind, minlength=classes) for kind in kinds]).cpu().numpy()
 
 
-def check_mask(target: Tensor, classes: int, ignore: int | None = IGNORE, name: str = "target") -> None:
+def check_mask(target: Tensor, classes: int, ignore: int | None = IGNORE, name: str = "mask") -> None:
     """A DataError that names what a mask holds beside classes 0 to K - 1 and `ignore`."""
-    if len(wrong := _strange(target if ignore is None else target[target != ignore], classes)):
+    labelled = target if ignore is None else target[target != ignore]
+    wrong = labelled[(labelled < 0) | (labelled >= classes)].unique()[:5].tolist()
+    if wrong:
         void = "" if ignore is None else f", or {ignore} where there is no label"
-        raise DataError(f"{name} holds class {wrong}; wanted 0 to {classes - 1}{void}")
+        raise DataError(f"{name}: got class {wrong}, expected 0 to {classes - 1}{void}.")
 
 
-def _strange(values: Tensor, classes: int) -> list[int]:
-    """The first few that are no class."""
-    found: list[int] = values[(values < 0) | (values >= classes)].unique()[:5].tolist()
-    return found
+def class_iou(counts: ArrayLike, weights: Array | None = None) -> Array:
+    """IoU of each class (D, K) from `areas` (N, 3, K); NaN of a class that is neither labelled nor predicted."""
+    right, predicted, labelled = _totals(counts, weights)
+    return _ratio(right, predicted + labelled - right)
 
 
-def areas(matrix: Integers) -> Integers:
-    """Confusion (..., K, K) -> (..., 3, K): pixels right, predicted and labelled of each class. All that mIoU needs."""
-    right = np.diagonal(matrix, axis1=-2, axis2=-1)
-    return np.stack([right, matrix.sum(-2), matrix.sum(-1)], -2)
+def mean_iou(counts: ArrayLike, weights: Array | None = None) -> Any:
+    """The mean over classes, as in mmsegmentation: one that is predicted and never labelled has IoU 0."""
+    return _result(_nanmean(class_iou(counts, weights)), weights)
 
 
-def summarise_segmentation(matrix: Integers) -> Segmentation:
-    """Confusion of the whole data set (K, K) -> mIoU, aAcc, mAcc and the classes' own.
-
-    As in mmsegmentation, a class that is neither labelled nor predicted anywhere has no IoU (NaN) and does not count in
-    the mean; one that is predicted but never labelled has IoU 0 and counts, but has no accuracy.
-    """
-    return summarise_areas(areas(matrix))
+def dice(counts: ArrayLike, weights: Array | None = None) -> Any:
+    """The mean over classes of twice the common area, by the sum of both."""
+    right, predicted, labelled = _totals(counts, weights)
+    return _result(_nanmean(_ratio(2 * right, predicted + labelled)), weights)
 
 
-def summarise_areas(total: Integers) -> Segmentation:
-    """The same from areas (3, K), summed over the data set."""
-    right, predicted, labelled = total.astype(np.float64)
-    if not labelled.sum():
-        raise DataError("no labelled pixel was seen; check the masks and the ignore index")
-    iou, acc = _ratio(right, predicted + labelled - right), _ratio(right, labelled)
-    return Segmentation(
-        miou=float(np.nanmean(iou)),
-        aacc=float(right.sum() / labelled.sum()),
-        macc=float(np.nanmean(acc)),
-        dice=float(np.nanmean(_ratio(2 * right, predicted + labelled))),
-        iou=tuple(iou.tolist()),
-        acc=tuple(acc.tolist()),
-    )
+def pixel_accuracy(counts: ArrayLike, weights: Array | None = None) -> Any:
+    """The share of labelled pixels that are right."""
+    right, _, labelled = _totals(counts, weights)
+    return _result(_ratio(right.sum(1), labelled.sum(1)), weights)
 
 
-def _ratio(part: Floats, whole: Floats) -> Floats:
+def mean_accuracy(counts: ArrayLike, weights: Array | None = None) -> Any:
+    """The mean over classes of the share of their pixels that are right."""
+    right, _, labelled = _totals(counts, weights)
+    return _result(_nanmean(_ratio(right, labelled)), weights)
+
+
+def _totals(counts: ArrayLike, weights: Array | None) -> Any:
+    own = np.asarray(counts, dtype=np.float64)
+    w = _weights(weights, len(own))
+    total = (w @ own.reshape(len(own), -1)).reshape(len(w), 3, -1)
+    if weights is None and not total[:, 2].sum():
+        raise DataError("masks: no pixel has a label. Check the masks, and the value of pixels without one.")
+    return np.moveaxis(total, 1, 0)
+
+
+def _ratio(part: Array, whole: Array) -> Array:
     return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
 
 
-def compare_segmentation(plain: Integers, better: Integers, flips: tuple[int, int] = (0, 0), seed: int = 0) -> Gain:
-    """Gain in mIoU from areas per image, (N, 3, K) each, in the same order; whole images are resampled.
+def _nanmean(values: Array) -> Array:
+    there = np.isfinite(values)
+    return _ratio(np.where(there, values, 0.0).sum(-1), there.sum(-1).astype(np.float64))
 
-    `flips` are the pixels corrected and corrupted, see `changed`.
+
+# ---------------------------------------------------------------- numbers and vectors
+def root_mean_square(squares: ArrayLike, pixels: ArrayLike | None = None, weights: Array | None = None) -> Any:
+    """The root of the mean of squared errors (N,); of maps, weighted by their measured pixels (N,)."""
+    return np.sqrt(mean_error(squares, pixels, weights))
+
+
+def mean_error(errors: ArrayLike, pixels: ArrayLike | None = None, weights: Array | None = None) -> Any:
+    """The mean of errors (N,); of maps, weighted by their measured pixels (N,)."""
+    own = np.asarray(errors, dtype=np.float64)
+    size = np.ones(len(own)) if pixels is None else np.asarray(pixels, dtype=np.float64)
+    w = _weights(weights, len(own)) * size
+    return _result(w @ own / w.sum(1), weights)
+
+
+def neighbours(vectors: Tensor, count: int, step: int = 1024) -> Tensor:
+    """Of each vector (N, C) the `count` nearest others by cosine, nearest first: indices (N, count)."""
+    units, found = normalize(vectors.double(), dim=1), []
+    for start in range(0, len(units), step):
+        near = units[start : start + step] @ units.T
+        near[torch.arange(len(near)), torch.arange(start, start + len(near))] = -math.inf  # not itself
+        found.append(near.topk(count, 1).indices)
+    return torch.cat(found)
+
+
+def neighbour_hits(vectors: Tensor, labels: Tensor, count: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each of the nearest others has the same label (N, count), and whether their vote is right (N,)."""
+    near = labels[neighbours(vectors, min(count, len(labels) - 1))]
+    votes = (near[:, :, None] == near[:, None, :]).sum(2)  # of equals the nearest wins
+    voted = near.gather(1, votes.max(1, keepdim=True).indices)[:, 0]
+    return (near == labels[:, None]).numpy(), (voted == labels).numpy()
+
+
+def pair_hits(vectors: Tensor, pairs: Tensor, count: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Whether each of the nearest in the gallery is a match of the query (Q, count), and the rows of the queries (Q,).
+
+    Args:
+        pairs: (N, 2 + M): the number of an image, 1 where it is in the gallery, the numbers of its matches.
     """
-    if plain.shape != better.shape or plain.ndim != 3 or plain.shape[1] != 3 or not len(plain):
-        raise InputError(f"areas {plain.shape} and {better.shape}; wanted (N, 3, K) of the same images, at least one")
-    gain = summarise_areas(better.sum(0)).miou - summarise_areas(plain.sum(0)).miou
-    rng = np.random.default_rng(seed)
-    both = np.stack([plain, better], 1).reshape(len(plain), -1).astype(np.float64)
-    n = len(plain)
-    totals = np.concatenate(
-        [np.stack([np.bincount(row, minlength=n) for row in at]) @ both for at in _draws(rng, n, RESAMPLES)]
-    )
-    right, predicted, labelled = np.moveaxis(totals.reshape(RESAMPLES, 2, 3, -1), 2, 0)
-    drawn = labelled.sum((1, 2)) > 0  # a resample may hold nothing but images without a label
-    miou = np.nanmean(_ratio(right, predicted + labelled - right)[drawn], -1)
-    low, high = _interval(miou[:, 1] - miou[:, 0], LEVEL)
-    return Gain(gain, low, high, *flips, n=n)
+    gallery = (pairs[:, 1] == 1).nonzero()[:, 0]
+    asked = torch.isin(pairs[:, 2:], pairs[gallery, 0]).any(1).nonzero()[:, 0]
+    if not len(asked) or len(gallery) < 2:
+        raise DataError(f"pairs: got {len(asked)} queries with a match and {len(gallery)} images, expected several.")
+    units = normalize(vectors.double(), dim=1)
+    near = (units[asked] @ units[gallery].T).masked_fill(pairs[asked, :1] == pairs[gallery, 0], -math.inf)
+    found = pairs[gallery, 0][near.topk(min(count, len(gallery)), 1).indices]
+    return (found[:, :, None] == pairs[asked, None, 2:]).any(2).numpy(), asked.numpy()
 
 
-def changed(plain: Tensor, better: Tensor, target: Tensor, ignore: int | None = IGNORE) -> tuple[int, int]:
-    """Predictions and target, (..., H, W): how many pixels were corrected, and how many corrupted."""
-    seen = torch.ones_like(target, dtype=torch.bool) if ignore is None else target != ignore
-    was, now = (plain == target)[seen], (better == target)[seen]
-    return int((~was & now).sum()), int((was & ~now).sum())
+def recall_at(hits: ArrayLike, count: int, weights: Array | None = None) -> Any:
+    """The share of queries with a hit among the first `count` of (Q, ...)."""
+    return mean(np.asarray(hits)[:, :count].any(1), weights)

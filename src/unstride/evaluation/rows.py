@@ -1,170 +1,141 @@
-"""Results as rows: what was measured, on what, with which configuration. One JSON object per line, only ever appended.
+"""A row of results: what a recipe reaches on a set of images, what it costs, and its gain over a baseline.
 
-rows = read_rows("runs/mine/rows.jsonl")
-rows[-1].metrics["top1"], rows[-1].verdict, rows[-1].macs
+print(table(rows))
+rows = read_rows("results/rows.jsonl")
 """
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from unstride.errors import ArtefactError
-from unstride.evaluation.measures import Measure, measure_of
-from unstride.storage import locks, strict_json
+from unstride.evaluation.intervals import ConfidenceInterval
+from unstride.evaluation.metric_names import shown, unit_of
+from unstride.storage import strict_json
+from unstride.storage.artefacts import write_file
 
-# What a field may be in a file, by how it is declared.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "bool": (bool,),
-    "float": (float, int),
-    "float | None": (float, int, type(None)),
-    "Mapping[str, Any]": (dict,),
-    "Mapping[str, float]": (dict,),
-    "Mapping[str, str]": (dict,),
-    "tuple[str, ...]": (list, tuple),
-}
+COST_UNIT = "forward passes of the base model"
+_INTERVALS = ("cost", "gain")
+_TEXT = ("name", "metric", "baseline", "cost_unit")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One setting (states per image, views per image) of one run. Shares are in 0..1.
+    """What one recipe reaches on these images.
 
-    metrics      classification: top1, top5, nll, ece, brier; segmentation: miou, dice, aacc, macc, iou by class; both:
-                 chance, what guessing one of the model's classes reaches; others: `unstride.evaluation.measures`
-    gain         over the plain network, positive where it is better: gain, low, high (95 % paired bootstrap), images
-                 (pixels, labels, queries) corrected, corrupted
-    macs         MACs of an image as a multiple of `plain_macs`, a plain forward's
-    latency      seconds as a multiple of a plain forward's, timed in turn on batches of the same run; None: not timed
-    peak_memory  bytes, of the largest process (of its device on CUDA) over the whole run; 0: not known here
-    errors       images that could not be read or run; the first of them are in `error_names`
-    recommended  the cheapest setting that is not measurably below the best one; the plain row means "leave it off"
+    Args:
+        name: of the recipe, such as "resnet50 + flip".
+        images: how many were measured.
+        metric: the one that is compared; a key of `metrics`.
+        metrics: values by name; shares are in 0..1.
+        cost: of an image, in `cost_unit`.
+        gain: of `metric` over the baseline, positive where the result is better; None: this is the baseline.
+        baseline: name of the row that the gain is over.
+        corrected, broken: images whose own result is better, or worse, than the baseline's.
+        macs: multiply-accumulates of an image; 0 where they cannot be counted.
+        seconds: of an image, where it was measured.
+        recipe: as in a recipe file.
+        provenance: what it takes to measure it again: data, model, command, versions, threads and processor.
     """
 
-    run: str
-    spec: str
-    weights: str
-    model: str
-    data: str
-    data_fingerprint: str
+    name: str
     images: int
-    task: str
-    budget: int
-    views: int
-    options: Mapping[str, Any]
-    preprocess: Mapping[str, Any]
-    seed: int
-    metrics: Mapping[str, Any]
-    gain: Mapping[str, float]
-    verdict: str
-    recommended: bool
-    macs: float
-    plain_macs: float
-    latency: float | None
-    plain_ms: float | None
-    peak_memory: int
-    errors: int
-    error_names: tuple[str, ...]
-    batch_size: int
-    device: str
-    versions: Mapping[str, str]
-    command: str
-    threads: int
-    cpu: str
-    created: str
+    metric: str
+    metrics: Mapping[str, float]
+    cost: ConfidenceInterval
+    gain: ConfidenceInterval | None = None
+    baseline: str = ""
+    corrected: int = 0
+    broken: int = 0
+    macs: float = 0.0
+    seconds: float | None = None
+    cost_unit: str = COST_UNIT
+    recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
-    def plain(self) -> bool:
-        """Whether this is the network as it came."""
-        return self.budget == 1 and self.views == 1
+    def value(self) -> float:
+        """Of the metric that is compared."""
+        return self.metrics[self.metric]
 
-    @property
-    def recipe(self) -> str | None:
-        """The recipe whose stages of looks this is; None for budgets of the search."""
-        return (self.options.get("recipe") or "of yours") if "stage" in self.options else None
-
-    @property
-    def quality(self) -> float:
-        """The number that is compared: top-1 accuracy, mIoU, mAP, RMSE, ...; see `measure`."""
-        return float(self.metrics[self.measure.key])
-
-    @property
-    def measure(self) -> Measure:
-        """Which number that is, what it is called, and whether lower is better."""
-        return measure_of(self.task, self.metrics)
+    def describe_gain(self) -> str:
+        """`+2.6 points (95 % CI +1.4 to +3.8)`; empty for the baseline."""
+        unit, scale = unit_of(self.metric)
+        return "" if self.gain is None else self.gain.describe(unit, scale)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types. `Row.from_json` is its inverse."""
+        """Plain values. `Row.from_json` is the inverse."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Row:
-        """Its own `to_json`, also after a trip through a file; a KeyError or TypeError says which field is wrong."""
-        types = {field.name: _TYPES[str(field.type)] for field in fields(cls)}
-        if set(stored) != set(types):
-            raise KeyError(", ".join(sorted(set(stored) ^ set(types))))
-        for name, wanted in types.items():
-            if not isinstance(stored[name], wanted) or (isinstance(stored[name], bool) and bool not in wanted):
-                raise TypeError(f"{name} is {type(stored[name]).__name__}")
-        return cls(**{**stored, "error_names": tuple(stored["error_names"])})
+        """The inverse of `to_json`; a ValueError says which field is wrong."""
+        known = {f.name for f in fields(cls)}
+        if not isinstance(stored, Mapping) or set(stored) - known or not {"name", "metric", "metrics"} <= set(stored):
+            raise ValueError(f"a row has the fields {', '.join(sorted(known))}")
+        values = dict(stored)
+        for name in _INTERVALS:
+            if values.get(name) is not None:
+                values[name] = ConfidenceInterval(**values[name])
+        if not all(isinstance(values.get(name, ""), str) for name in _TEXT) or not isinstance(
+            values["metrics"], Mapping
+        ):
+            raise ValueError("a field of the row has another type")
+        return cls(**values)
+
+    def __str__(self) -> str:
+        gain = f", {self.describe_gain()} over {self.baseline}" if self.gain is not None else ""
+        return f"{self.name}: {self.metric} {shown(self.metric, self.value)}{gain}, cost {self.cost.estimate:.2f}"
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a file, in its order; none where there is no file. A last line that was cut off does not count."""
+def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Titles and texts of a table: one line for each row, at most one number in each cell but for intervals."""
+    first = rows[0]
+    others = [name for name in first.metrics if name != first.metric]
+    timed = any(row.seconds is not None for row in rows)
+    counted = any(row.macs for row in rows)
+    titles = ["", first.metric, "gain", "corrected", "broken", "cost", *["GMACs"] * counted]
+    titles += [*["ms"] * timed, *others]
+    lines = []
+    for row in rows:
+        changed = ["", ""] if row.gain is None else [f"{row.corrected:,}", f"{row.broken:,}"]
+        line = [row.name, shown(row.metric, row.value), row.describe_gain() or "baseline", *changed]
+        line += [f"{row.cost.estimate:.2f}", *[f"{row.macs / 1e9:.3g}"] * counted]
+        line += [f"{1e3 * row.seconds:.1f}" if row.seconds is not None else ""] * timed
+        lines.append(line + [shown(name, row.metrics[name]) for name in others])
+    return titles, lines
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as lines of text, aligned."""
+    if not rows:
+        return "no rows"
+    titles, lines = cells(rows)
+    widths = [max(len(line[k]) for line in (titles, *lines)) for k in range(len(titles))]
+    left = {0, 2}
+    aligned = [
+        "  ".join(
+            text.ljust(w) if k in left else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in (titles, *lines)
+    ]
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def write_rows(path: str | Path, rows: Iterable[Row]) -> Path:
+    """One JSON object in each line, in a file that is there whole or not at all."""
+    return write_file(Path(path), "".join(strict_json.dumps(row.to_json()) + "\n" for row in rows).encode())
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a file, in its order."""
     path = Path(path)
     try:
-        if not path.exists():
-            return []
-        if not path.is_file():
-            raise ArtefactError(f"{path} is not a file, so it cannot hold rows; move it away, or choose another folder")
-        return _parsed(path.read_bytes(), path)
+        return [Row.from_json(strict_json.loads(line)) for line in path.read_bytes().splitlines()]
     except OSError as error:
-        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _parsed(text: bytes, path: Path) -> list[Row]:
-    rows = []
-    for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), 1):
-        try:
-            rows.append(Row.from_json(strict_json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ArtefactError(
-                f"{path}, line {number}: not a row of this version ({type(error).__name__}: {error}); move it away"
-            ) from error
-    return rows
-
-
-def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> list[Row]:
-    """Append those that are not there yet (by run, budget and views); returns all of them as the file has them.
-
-    Writing twice, again after a crash, or from several processes at once changes nothing.
-    """
-    path, rows = Path(path), list(rows)
-    try:
-        lines = {_key(row): json.dumps(row.to_json(), allow_nan=False).encode() + b"\n" for row in rows}
-    except ValueError as error:
-        raise ArtefactError(f"{path}: a row holds a number that is not finite; it is not written") from error
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file, locks.locked(file):  # read and written under one lock, or two would see no row
-            file.seek(0)
-            text = file.read()
-            there = {_key(row): row for row in _parsed(text, path)}
-            new = b"".join(line for key, line in lines.items() if key not in there)
-            if new:
-                file.truncate(text.rfind(b"\n") + 1)  # without the rest of a line whose writer was killed
-                file.write(new)
-                file.flush()
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from error
-    return [there.get(_key(row), row) for row in rows]
-
-
-def _key(row: Row) -> tuple[str, int, int]:
-    return row.run, row.budget, row.views
+        raise ArtefactError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtefactError(f"{path}: got a line that is no row ({error}), expected what `evaluate` wrote.") from error
