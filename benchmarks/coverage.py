@@ -1,12 +1,15 @@
-"""Hold the laws against every architecture we can build: `python -m benchmarks.coverage` writes docs/coverage.md.
+"""Check the invariants on every architecture that can be built: `python -m benchmarks.coverage`.
+
+Writes docs/results/coverage.md and coverage.csv.
 
 Random weights, small images, one process per model. A failure is a row, not a crash; rows are kept in a JSON cache, so
 a sweep that was interrupted goes on, and rows made by other code than today's are made again (`--keep` keeps them).
-Rows of the page that the cache does not have stay on it, as rows of older code.
+Rows of the CSV that the cache does not have stay there, as rows of older code.
 """
 
 import argparse
 import contextlib
+import csv
 import hashlib
 import itertools
 import json
@@ -41,7 +44,7 @@ from unstride.geometry.states import State  # noqa: E402
 from unstride.models.tasks import check_kind  # noqa: E402
 
 OTHER = ("video", "monai", "nnunet", "signal")
-CORE = ("graph", "geometry", "engine")  # the rooms whose code a row depends on
+CORE = ("graph", "geometry", "engine")  # the packages whose code a row depends on
 SMALL = ["test", "atto", "femto", "pico", "nano", "xxs", "xxt", "xt", "xs", "tiny", "mini", "ti", "t", "small"]
 SMALL += ["s0", "s1", "s", "m0", "m1", "b0", "a0", "d0"]
 DECODERS = ["Unet", "FPN", "DeepLabV3Plus", "UPerNet", "Segformer"]
@@ -313,49 +316,42 @@ def isolated(spec: str, seconds: int) -> dict[str, Any]:
 # ---------------------------------------------------------------- the table
 def fingerprint() -> str:
     digest = hashlib.sha256()
-    for path in [*(p for room in CORE for p in sorted((ROOT / "src/unstride" / room).rglob("*.py"))), ORACLE]:
+    for path in [*(p for package in CORE for p in sorted((ROOT / "src/unstride" / package).rglob("*.py"))), ORACLE]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def table(rows: list[dict[str, Any]], wanted: int) -> str:
+COLUMNS = ("spec", "size", "layers", "rates", "verdict", "reason", "code")
+KINDS = ("exact", "no oracle", "unusable", "differs", "fails")
+
+
+def page(rows: list[dict[str, Any]], wanted: int) -> str:
+    """One answer, one table, and the models that are not exact."""
     fresh = sum(r["code"] == fingerprint() for r in rows)
     count = Counter(r["verdict"] for r in rows)
-    older = "" if fresh == len(rows) else " The others: `--keep` keeps them, without it they are made again."
     lines = [
-        "# Coverage",
+        "# Coverage of architectures",
         "",
-        f"{count['exact']} of {len(rows)} architectures run exactly as their eager model would, state by state; "
-        f"{count['no oracle']} more by all that can be",
-        f"checked without running it again. {count['unusable']} cannot be used and say why in one error; "
-        f"{count['differs'] + count['fails']} differ or fail.",
+        f"**{count['exact']} of {len(rows)} architectures give exactly what the eager model gives, state by state.** "
+        f"{count['no oracle']} more pass every check that needs no second run of the model. {count['unusable']} cannot "
+        f"be used with states and raise one clear error. {count['differs'] + count['fails']} differ or fail.",
         "",
-        "Made by `python -m benchmarks.coverage`: random weights, small images, two images, each with another state.",
-        "*exact*: identity, independence, budget and sharing hold against an independent re-run of the eager model,",
-        "state by state (`tests/oracle.py`). *no oracle*: the same without the re-run (reason given). *unusable*: one",
-        "clear error at `enhance` / `inspect` time. *differs* / *fails*: a bug.",
-        f"{len(rows)} of {wanted} models swept; {fresh} of the rows were made by the code as it is now.{older}",
+        "Command: `python -m benchmarks.coverage`. Random weights, small images, two images, each in another state. "
+        "*Exact*: identity, independence, budget and sharing hold against an independent run of the eager model "
+        "(`tests/oracle.py`). All rows: [coverage.csv](coverage.csv).",
+        f"{len(rows)} of {wanted} models are listed; {fresh} rows were made by the current code of the engine.",
         "",
         "| group | models | exact | no oracle | unusable | differs | fails |",
         "|---|---|---|---|---|---|---|",
     ]
-    kinds = ["exact", "no oracle", "unusable", "differs", "fails"]
     for group in GROUPS.values():
-        mine = [r for r in rows if _group(r) == group]
-        counts = [sum(r["verdict"] == kind for r in mine) for kind in kinds]
-        lines.append(f"| {group} | {len(mine)} | " + " | ".join(map(str, counts)) + " |")
-    for group, of in itertools.groupby(rows, _group):
-        lines += [
-            "",
-            f"## {group}",
-            "",
-            "| model | px | layers | rates | verdict | reason |",
-            "|---|---|---|---|---|---|",
-        ]
-        for r in of:
-            rates = " ".join(by(rate if len({*rate}) > 1 else rate[:1]) for rate in r.get("rates", []))
-            reason = r["reason"].replace("|", "/")
-            lines.append(f"| {r['spec']} | {r.get('size', '')} | {r['layers']} | {rates} | {r['verdict']} | {reason} |")
+        own = [r for r in rows if _group(r) == group]
+        counts = [sum(r["verdict"] == kind for r in own) for kind in KINDS]
+        lines.append(f"| {group} | {len(own)} | " + " | ".join(map(str, counts)) + " |")
+    lines += ["", "## Not exact", "", "| model | verdict | reason |", "|---|---|---|"]
+    for r in rows:
+        if r["verdict"] != "exact":
+            lines.append(f"| {r['spec']} | {r['verdict']} | {r['reason'].replace('|', '/')} |")
     return "\n".join(lines) + "\n"
 
 
@@ -363,17 +359,25 @@ def _group(row: dict[str, Any]) -> str:
     return GROUPS[row["spec"].partition(":")[0]]
 
 
-def read_page(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a page, so that what is swept in parts, or on several machines, makes one page."""
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if len(cells) == 6 and ":" in cells[0] and cells[2].isdecimal():
-            spec, size, layers, rates, verdict, reason = cells
-            each = [[int(n) for n in rate.split("x")] for rate in rates.split()]
-            row = {"spec": spec, "size": size, "layers": int(layers), "rates": each, "verdict": verdict}
-            found[spec] = {**row, "reason": reason, "code": ""}
-    return found
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        table.writeheader()
+        for r in rows:
+            rates = " ".join(by(rate if len({*rate}) > 1 else rate[:1]) for rate in r.get("rates", []))
+            table.writerow({**r, "rates": rates})
+
+
+def read_csv(path: Path) -> dict[str, dict[str, Any]]:
+    """The committed rows, so that what is swept in parts, or on several machines, makes one page."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for r in rows:
+        r["rates"] = [[int(n) for n in rate.split("x")] for rate in r["rates"].split()]
+        r["layers"] = int(r["layers"])
+    return {r["spec"]: r for r in rows}
 
 
 def main() -> None:
@@ -382,7 +386,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep rows that older code made")
     parser.add_argument("--seconds", type=int, default=600, help="limit of processor time per model")
     parser.add_argument("--cache", type=Path, default=ROOT / "build/coverage.json")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/coverage.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/coverage.md")
     options = parser.parse_args()
     cache: dict[str, Any] = json.loads(options.cache.read_text()) if options.cache.exists() else {}
     options.cache.parent.mkdir(parents=True, exist_ok=True)
@@ -397,10 +401,12 @@ def main() -> None:
         cache = {**latest, spec: new}
         options.cache.write_text(json.dumps(cache, indent=1))
         print(f"[{i}/{len(wanted)}] {spec}: {new['layers']} layers, {new['verdict']} {new['reason'][:160]}", flush=True)
-    known = {**read_page(options.out), **cache}
+    rows_file = options.out.with_suffix(".csv")
+    known = {**read_csv(rows_file), **cache}
     rows = [known[s] for s in wanted if s in known]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(table(rows, len(wanted)))
+    write_csv(rows_file, rows)
+    options.out.write_text(page(rows, len(wanted)))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 class Tiny(nn.Module):
     """(B, 3, H, W) -> (B, 10), four layers of stride 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        widths = (3, 8, 8, 16, 16)
+        widths = (3, width, width, 2 * width, 2 * width)
         self.body = nn.Sequential(*(nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in pairwise(widths)))
-        self.head = nn.Linear(16, 10)
+        self.head = nn.Linear(2 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x).mean((2, 3)))
@@ -43,6 +43,7 @@ def namespace() -> dict[str, Any]:
     loader = [(images[:4], labels[:4]), (images[4:], labels[4:])]
     return {
         "__name__": "docs",
+        "wide_model": Tiny(24).eval(),
         "model": model,
         "segmenter": segmenter,
         "images": images[:2],
