@@ -1,7 +1,7 @@
 """How long recipes take beside the base model. The calls take turns in one run, and only ratios of neighbours count.
 
-    time_ratio(better, model, images).ratio            # 1.62, with its interval
-    print(*bench(better, images), sep="\\n")
+time_ratio(better, model, images).ratio            # 1.62, with its interval
+print(*bench(better, images), sep="\\n")
 """
 
 from __future__ import annotations
@@ -99,7 +99,12 @@ def compare_times(
 
 
 def time_ratio(
-    better: Callable[[Any], Any], base: Callable[[Any], Any], images: Any, *, seconds: float = 10.0, rounds: int = ROUNDS
+    better: Callable[[Any], Any],
+    base: Callable[[Any], Any],
+    images: Any,
+    *,
+    seconds: float = 10.0,
+    rounds: int = ROUNDS,
 ) -> TimeRatio:
     """The time of a recipe as a multiple of the base model's on the same images, which are prepared ahead.
 
@@ -198,7 +203,9 @@ class PreparedOnce(PILImages):
 def prepared_once(images: Any, preprocess: Preprocess | None = None) -> Any:
     """Images as a model takes them; what is known by its pixels only is prepared at its first use."""
     if not isinstance(images, PILImages):
-        pil = isinstance(images, Image) or (isinstance(images, list | tuple) and any(isinstance(i, Image) for i in images))
+        pil = isinstance(images, Image) or (
+            isinstance(images, list | tuple) and any(isinstance(i, Image) for i in images)
+        )
         if not pil:
             return images
         source = as_source(images, preprocess)
