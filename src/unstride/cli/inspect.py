@@ -1,16 +1,21 @@
-"""`unstride inspect SPEC`: the subsampling layers of a model, and what its states cost."""
+"""`unstride inspect SPEC`: the subsampling layers of a model, and what one forward pass throws away."""
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unstride.cli.options import AnyWeights, AsJson, ImageSize, Spec
+from unstride.cli.options import AsJson, ImageSize, Spec, Task, Weights, weights_named
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from unstride.geometry.report import Report
+    from unstride.pipeline import Pipeline
 
 
 def register(app: typer.Typer) -> None:
@@ -22,61 +27,80 @@ def inspect(
     spec: Spec,
     recipe: RecipeOptions,
     image_size: ImageSize = None,
-    weights: AnyWeights = None,
+    weights: Weights = "any",
+    task: Task = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model subsamples, what one more state costs, and what was left out and why.
+    """Show what one forward pass of a model throws away.
 
-    With --recipe, also what the recipe does, and its cost if every image passes every gate.
+    Each subsampling layer keeps one activation of several. A state says which one. The table lists the layers, what
+    each keeps, and what one more state costs. With --recipe, it also describes the recipe, and its cost if every image
+    passes every gate.
     """
     import unstride
     from unstride import models
 
-    loaded = models.load(spec, weights=weights)
+    if recipe:
+        pipeline = recipe.pipeline([spec], weights, task, None)
+        loaded = pipeline.base
+    else:
+        loaded = models.load(spec, weights_named(weights))
     example = loaded.example(image_size)
     report = unstride.inspect(loaded.model, example)
-    better = recipe.enhanced(loaded, example) if recipe else None
-    costs: list[float] = []
-    if better is not None:
-        record = better.run(example, open_gates=True).record
-        costs = [sum(macs) / len(macs) / record.base_macs for macs in record.stage_macs]
+    costs = _costs(pipeline, example) if recipe else []
     if as_json:
-        more = {} if better is None else {"recipe": {"text": str(better.recipe), "costs": costs}}
+        more = {"recipe": {"text": str(pipeline.better.recipe), "costs": costs}} if recipe else {}
         typer.echo(strict_json.dumps({**report.to_json(), **more}))
         return
     _show(spec, report)
-    if better is not None:
-        typer.echo(str(better.recipe))
-        shown = ", ".join(f"{cost:.2f}" for cost in costs)
-        typer.echo(f"cost of each stage: {shown} forward passes of the base model")
+    if recipe:
+        typer.echo(str(pipeline.better.recipe))
+        by_stage = ", ".join(f"{cost:.2f}" for cost in costs)
+        typer.echo(f"Cost of each stage, in forward passes of the base model: {by_stage}.")
 
 
-def _show(spec: str, report: "Report") -> None:
+def _costs(pipeline: Pipeline, example: Tensor) -> list[float]:
+    """Of each stage, in forward passes of the base model, with all gates open."""
+    record = pipeline.better.run(example, open_gates=True).record
+    return [sum(macs) / len(macs) / record.base_macs for macs in record.stage_macs]
+
+
+def _show(spec: str, report: Report) -> None:
+    from unstride.geometry.grids import by
+
     console = screen()
-    print_table(console, _table(spec, report))
-    if report.features is not None:
-        console.print(f"features end at {report.features}; what follows is the head")
-    for x in report.left_out:
-        console.print(f"left out: {x.op}: {x.reason}", markup=False)
-    for u in report.unknown:
-        console.print(f"unknown: {u}; strided ops after it may be left out", markup=False)
+    console.print(
+        f"{spec} at {by(report.image)}: {report.macs / 1e9:.2f} GMACs. One forward pass uses 1 of {report.states:,} "
+        "states.",
+        markup=False,
+        highlight=False,
+    )
+    print_table(console, _table(report))
+    lines = [f"The features end at {report.features.op}. The head follows."] if report.features is not None else []
+    lines += [f"Not used: {skipped.op}: {skipped.reason}." for skipped in report.left_out]
+    lines += [f"Unknown op: {op}. Strided ops after it may be missing here." for op in report.unknown]
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
 
 
-def _table(spec: str, report: "Report") -> Any:
+def _table(report: Report) -> Any:
+    from math import prod
+
     from rich.table import Table
 
     from unstride.geometry.grids import by
 
-    table = Table(title=f"{spec}: {report.states} states, {report.macs / 1e9:.2f} GMACs, {by(report.image)}")
-    for name in ("layer", "rate", "ops", "stride", "map", "one more state costs"):
+    table = Table()
+    for name in ("layer", "keeps", "rate", "ops", "stride", "map", "one more state costs"):
         table.add_column(name, overflow="fold")
     for layer in report.layers:
         table.add_row(
             str(layer.index),
+            f"1 of {prod(layer.rate)}",
             by(layer.rate),
             "\n".join(f"{path} ({kind})" for path, kind in layer.ops),
             by(layer.stride),
             by(layer.map),
-            f"{layer.cost:.0%} of a forward",
+            f"{layer.cost:.0%} of a forward pass",
         )
     return table

@@ -16,7 +16,13 @@ Specs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SPEC]...", help=f"One to five models: {_SPEC}. None: those that the recipe file names."),
 ]
-Weights = Annotated[str, typer.Option(help="default (pretrained), random (accuracy means nothing), or a weights file.")]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="default (pretrained), random (accuracy means nothing), a weights file, or any (where only the structure "
+        "counts)."
+    ),
+]
 Task = Annotated[
     str | None,
     typer.Option(
@@ -30,26 +36,32 @@ ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and
 Data = Annotated[
     str,
     typer.Option(
-        help="KIND:PATH, with imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, masks, "
-        "depth, labels, values or pairs; or sample, sample-segmentation."
+        help="KIND:PATH, with imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
+        "masks, depth, labels, values or pairs; or sample, sample-segmentation."
     ),
 ]
 Split = Annotated[str | None, typer.Option(help="Part of --data. Default: the usual one of its kind.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many images, evenly spread.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=100_000, help="Images per batch. Default: by image size.")]
 
-# ---------------------------------------------------------------- the procedure
+# ---------------------------------------------------------------- the recipe
 Budgets = Annotated[str | None, typer.Option(help="Budgets of the recipe's Search, in states per image, such as 4,10.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of every random draw.")]
 
+# ---------------------------------------------------------------- the machine
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU if there is one.")]
 
 # ---------------------------------------------------------------- what comes out
 Plot = Annotated[Path | None, typer.Option(help="Write an image there (.png, .pdf, .svg, .jpg or .webp).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-MOST = 1_000_000  # that a count may be: of states, of images in a batch
+MOST = 1_000_000  # the largest count: of states, of images in a batch
 SEVERAL = 1000  # counts in one list
+
+
+def weights_named(name: str) -> str | None:
+    """`--weights` as `models.load` takes it: None for any weights."""
+    return None if name == "any" else name
 
 
 def numbers(name: str, text: str, most: int = MOST) -> list[int]:
@@ -60,8 +72,8 @@ def numbers(name: str, text: str, most: int = MOST) -> list[int]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last <= most:
             wanted = f"whole numbers from 1 to {most:,} such as 1,4,10 or 2-4"
-            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted {wanted}")
+            raise typer.BadParameter(f"{name}: got {text[:60]!r}, expected {wanted}.")
         if len(found) + last - first >= SEVERAL:
-            raise typer.BadParameter(f"{name} is {text[:60]!r}; wanted at most {SEVERAL:,} of them")
+            raise typer.BadParameter(f"{name}: got {text[:60]!r}, expected at most {SEVERAL:,} numbers.")
         found += range(first, last + 1)
     return found

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import numbers
+from unstride.cli.options import numbers, weights_named
 
 if TYPE_CHECKING:
     from unstride.pipeline import Pipeline
@@ -52,7 +52,7 @@ class RecipeOptions:
         """The models with the recipe: the models named, or without any those that the recipe file names."""
         from unstride.pipeline import open_pipeline
 
-        options = {"weights": weights, "task": task, "device": device, **more}
+        options = {"weights": weights_named(weights), "task": task, "device": device, **more}
         return open_pipeline(list(specs) if specs else None, **options, **self.keywords())
 
 
