@@ -106,12 +106,23 @@ class Enhanced(nn.Module):
             return self._base(source) if self.recipe.plain else self._run(source).returned()
 
     def run(
-        self, images: Any, *, details: bool = False, open_gates: bool = False, budgets: Sequence[int] = ()
+        self,
+        images: Any,
+        *,
+        details: bool = False,
+        open_gates: bool = False,
+        budgets: Sequence[int] = (),
+        batch_size: int | None = None,
     ) -> StageResult:
-        """The combined output and the cost of each image. `details`: keep every pass, as `explain` does."""
+        """The combined output and the cost of each image.
+
+        Args:
+            details: keep every pass, as `explain` does.
+            batch_size: images that run together; all by default. Images that pass a gate are packed into full batches.
+        """
         source = self._source(images)
         with autocast(source, self.recipe.precision):
-            return self._run(source, details, True, open_gates, tuple(budgets))
+            return self._run(source, details, True, open_gates, tuple(budgets), batch_size)
 
     def explain(self, images: Any) -> list[Prediction]:
         """One Prediction for each image: the answer, the base model's, every pass, why it stopped, what it cost."""
@@ -224,8 +235,9 @@ class Enhanced(nn.Module):
         costs: bool = False,
         open_gates: bool = False,
         budgets: tuple[int, ...] = (),
+        batch_size: int | None = None,
     ) -> StageResult:
-        record = Record(self.recipe, len(source), details, costs or details, open_gates, budgets)
+        record = Record(self.recipe, len(source), details, costs or details, open_gates, budgets, batch_size)
         with torch.no_grad():
             return run(self.recipe, self.networks, source, record, self.attention, self.view_weights)
 

@@ -90,6 +90,7 @@ class Pipeline:
         return {
             "recipe": to_data(better.recipe.changed(name="")),
             "attention": None if better.attention is None else digest(dict(better.attention.state_dict()))[:16],
+            "view_weights": None if better.view_weights is None else digest({"w": better.view_weights})[:16],
             "networks": {name: self._network_key(name, images) for name in self.networks},
             "device": place(better.model)[0].type,
         }

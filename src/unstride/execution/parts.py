@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -74,8 +75,12 @@ def parts(
     gate: Gate | None,
     opened: Sequence[tuple[list[int], GraphPasses]] = (),
     frame: Frame | None = None,
+    batch_size: int | None = None,
 ) -> Iterator[Part]:
-    """All of `rows`, each once. An image that is mostly open tiles is taken whole."""
+    """All of `rows`, each once. An image that is mostly open tiles is taken whole.
+
+    With a `batch_size`, so many images are rendered at a time, while those before them run.
+    """
     whole = list(rows)
     if tiles is not None and gate is not None and frame is not None:
         tiling = tiling_for(view, gate, frame, executor.stride(source.rows(rows[:1]).render(PLAIN)))
@@ -87,12 +92,31 @@ def parts(
     if opened:
         yield from _resumed(view, whole, opened)
     elif whole:
-        images = (source if len(whole) == len(source) else source.rows(whole)).render(view)
-        count = -(-len(images) // executor.rows_at_once(stage, images))
         start = 0
-        for chunk in images.tensor_split(count):
-            yield Part(whole[start : start + len(chunk)], view, chunk)
-            start += len(chunk)
+        for images in rendered(source, view, whole, batch_size or len(whole)):
+            count = -(-len(images) // executor.rows_at_once(stage, images))
+            for chunk in images.tensor_split(count):
+                yield Part(whole[start : start + len(chunk)], view, chunk)
+                start += len(chunk)
+
+
+def rendered(source: Source, view: View, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
+    """These images in one view, so many at a time; the next ones are rendered by a thread while the caller works."""
+
+    def render(chosen: Sequence[int]) -> Tensor:
+        return (source if len(chosen) == len(source) else source.rows(chosen)).render(view)
+
+    groups = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    if len(groups) == 1:
+        yield render(rows)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(render, groups[0])
+        for following in [*groups[1:], None]:
+            images = ahead.result()
+            if following is not None:
+                ahead = pool.submit(render, following)
+            yield images
 
 
 def _resumed(view: View, rows: Sequence[int], opened: Sequence[tuple[list[int], GraphPasses]]) -> Iterator[Part]:

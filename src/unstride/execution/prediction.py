@@ -82,6 +82,12 @@ class Prediction:
             return None
         return "the model's output is not finite; half precision may have overflowed, try float32"
 
+    def plot(self, image: Any = None, classes: Sequence[str] = (), title: str = "") -> Any:
+        """A matplotlib Figure of the answer and every pass: `better.explain([photo])[0].plot(photo, names)`."""
+        from unstride.show import plot_prediction
+
+        return plot_prediction(self, image, tuple(classes), title)
+
     def to_json(self) -> dict[str, Any]:
         if self.output.ndim > 1:
             raise TypeError(f"only vectors have a JSON form; save the maps of {self.task} as arrays")

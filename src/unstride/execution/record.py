@@ -64,6 +64,7 @@ class Record:
         costs: count MACs. A model that is called directly runs once more for each input size to count them.
         open_gates: let every image pass every gate, and keep the confidences, as calibration needs it.
         budgets: of a recipe that is one Search, also the outputs and costs at these numbers of states.
+        batch_size: images that run together; None: all.
     """
 
     recipe: Recipe
@@ -72,6 +73,7 @@ class Record:
     costs: bool = False
     open_gates: bool = False
     budgets: tuple[int, ...] = ()
+    batch_size: int | None = None
     frame: Frame | None = None
     base_macs: int = 0
     confidences: list[Tensor] = field(default_factory=list)  # before each gate, with open gates

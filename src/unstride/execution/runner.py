@@ -97,7 +97,8 @@ def run(
             taken = record.taken.setdefault((stage.network, view), set())
             visited = set()
             opened = record.opened.get((id(executor), view), [])
-            for part in parts(prepared, view, stage, executor, rows, tiles, gate, opened, record.frame):
+            at_once = record.batch_size
+            for part in parts(prepared, view, stage, executor, rows, tiles, gate, opened, record.frame, at_once):
                 space = executor.space(part.images)
                 selector = selector_for(stage, space, task.maps, len(part.images), taken)
                 requests = selector.propose({})

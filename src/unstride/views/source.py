@@ -288,8 +288,14 @@ class PILImages:
     def render(self, view: View) -> Tensor:
         x = self.prepared.get(view)
         if x is None:
-            x = _stacked([self._render(image, view) for image in self.images], self.preprocess)
-        return x if self.like is None else x.to(self.like)
+            x = self._stacked(view)
+        return x if self.like is None else to_device(x, self.like)
+
+    def _stacked(self, view: View) -> Tensor:
+        plain = self.prepared.get(PLAIN)
+        if plain is not None and not any(op.name in PLACING for op in view.ops):
+            return apply_other_ops(plain, view, self.preprocess)
+        return _stacked([self._render(image, view) for image in self.images], self.preprocess)
 
     def _render(self, image: Image.Image, view: View) -> Tensor:
         placed = any(op.name in PLACING for op in view.ops)
@@ -307,6 +313,13 @@ class PILImages:
         whole, (x0, y0, width, height) = _reflected(p.converted(image), box)
         resized = whole.resize(at.size[::-1], p.resample, (x0, y0, x0 + width, y0 + height))
         return p.normalise(p.tensor(resized))
+
+
+def to_device(x: Tensor, like: Tensor) -> Tensor:
+    """In the type and on the device of `like`; the copy to an accelerator does not wait."""
+    if like.device.type == "cuda" and x.device.type == "cpu":
+        x = x.to(like.dtype).pin_memory()
+    return x.to(like, non_blocking=True)
 
 
 def _stacked(rendered: list[Tensor], preprocess: Preprocess) -> Tensor:
