@@ -1,4 +1,4 @@
-"""Images of a segmentation hold what the prediction says; classes can be told apart."""
+"""Figures of a segmentation hold what the prediction says; classes can be told apart."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from drawings import prediction, texts
 from PIL import Image
 
 from unstride.geometry.states import State
-from unstride.show import overlay, plot_segmentation, strip
+from unstride.show import overlay, strip
 from unstride.show.segmentation import TILE, palette
 
 
@@ -15,12 +15,12 @@ from unstride.show.segmentation import TILE, palette
 @pytest.mark.parametrize("classes", [1, 3, 40])
 def test_segmentation_maps(classes: int) -> None:
     logits = torch.randn(2, classes, 12, 20, generator=torch.Generator().manual_seed(0))
-    p = prediction(logits, [State.zero(1), State(((0, 1),))], torch.rand(12, 20))
-    svg = texts(plot_segmentation(Image.new("RGB", (40, 24)), p, (), "Scene"))
+    p = prediction(logits, [State.zero(1), State(((0, 1),))], torch.rand(12, 20), "segmentation")
+    svg = texts(p.plot(Image.new("RGB", (40, 24)), title="Scene"))
     plain = (logits[0, 0] > 0).long() if classes == 1 else logits[0].argmax(0)
     final = (logits.mean(0)[0] > 0).long() if classes == 1 else logits.mean(0).argmax(0)
     assert f"{float((plain != final).float().mean()):.1%}" in svg
-    assert "looks disagree" in svg
+    assert "passes disagree" in svg
 
 
 def test_overlay_tints_classes_and_leaves_the_background() -> None:
@@ -59,9 +59,9 @@ def test_a_strip_shows_what_changed_and_shrinks_large_images() -> None:
 def test_large_classes_are_named_in_the_image() -> None:
     logits = torch.zeros(1, 3, 20, 20)
     logits[0, 1, :, 10:], logits[0, 2, 0, 0] = 5.0, 9.0
-    p = prediction(logits, [State.zero(1)], torch.zeros(20, 20))
-    figure = plot_segmentation(Image.new("RGB", (20, 20)), p, ("background", "tree", "dot"))
+    p = prediction(logits, [State.zero(1)], torch.zeros(20, 20), "segmentation")
+    figure = p.plot(Image.new("RGB", (20, 20)), ("background", "tree", "dot"))
     names = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert names.count("tree") == 3  # plain, enhanced, legend
+    assert names.count("tree") == 3  # base model, combined, legend
     assert names.count("dot") == 1  # too small a part of the image
     assert names.count("background") == 1

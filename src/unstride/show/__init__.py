@@ -1,11 +1,17 @@
-"""Predictions -> something to look at.
+"""Drawing and words: what a prediction looks like, and the parts of a report. Computes nothing.
 
-In: a `Prediction`, a `Report`, numbers. Out: words (`answers`), images (`classification`, `segmentation`, `maps`,
-`photographs`; they need matplotlib), charts, and self-contained pages without scripts (`html`). Touch: how things look.
+`answers` (words and plain data), `passes`, `segmentation`, `maps`, `photographs` (figures; they need matplotlib),
+`charts` (SVG) and `html` (self-contained pages).
 """
 
-from unstride.show.classification import plot_classification
-from unstride.show.maps import plot_features, plot_map, plot_neighbours
+from typing import Any
+
+from PIL.Image import Image
+
+from unstride.errors import InputError
+from unstride.execution.prediction import Prediction
+from unstride.show.maps import plot_map
+from unstride.show.passes import plot_passes
 from unstride.show.photographs import plot_photographs
 from unstride.show.segmentation import overlay, plot_segmentation, strip
 from unstride.show.style import check_target, save, seen
@@ -13,13 +19,34 @@ from unstride.show.style import check_target, save, seen
 __all__ = [
     "check_target",
     "overlay",
-    "plot_classification",
-    "plot_features",
     "plot_map",
-    "plot_neighbours",
+    "plot_passes",
     "plot_photographs",
+    "plot_prediction",
     "plot_segmentation",
     "save",
     "seen",
     "strip",
 ]
+
+
+def plot_prediction(
+    prediction: Prediction, image: Image | None = None, classes: tuple[str, ...] = (), title: str = ""
+) -> Any:
+    """A matplotlib Figure of a prediction of any task: `plot_prediction(better.explain([photo])[0], photo)`.
+
+    Args:
+        image: as the network sees it, `show.seen(preprocess, photo)`.
+        classes: names of the classes.
+    """
+    if not isinstance(image, Image | None):
+        raise InputError(f"plot: image: got {type(image).__name__}, expected a PIL image.")
+    axes = prediction.output.ndim - (prediction.output.ndim > 2)
+    if prediction.meaning.maps and axes != 2:
+        shape = tuple(prediction.output.shape)
+        raise InputError(f"plot: got an output of shape {shape}, expected a vector or a map of an image.")
+    if prediction.task == "segmentation":
+        return plot_segmentation(image, prediction, classes, title)
+    if prediction.meaning.maps:
+        return plot_map(image, prediction, title)
+    return plot_passes(image, prediction, tuple(classes), title)

@@ -1,13 +1,16 @@
 """A Prediction in words and plain data: what the command line prints, and what its JSON holds."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unstride.tasks.confidence import two_class
 from unstride.execution.prediction import Prediction
+from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import TASKS, Task
 
 
 def class_name(classes: tuple[str, ...], index: int) -> str:
@@ -15,84 +18,83 @@ def class_name(classes: tuple[str, ...], index: int) -> str:
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """(K,) -> (K,); one logit is a yes or no, so that gives two."""
+    """Softmax of (K,); one logit is that of the second of two classes, and gives two."""
     return two_class(logits[None].float()).softmax(1)[0]
 
 
 def class_map(logits: Tensor) -> NDArray[np.int64]:
-    """(K, H, W) -> (H, W); one logit is a yes or no."""
+    """The class at each pixel (H, W) of logits (K, H, W)."""
     return np.asarray(two_class(logits[None])[0].argmax(0).cpu())
 
 
-def answer_of(p: Prediction, classes: tuple[str, ...] = (), top: int = 5) -> dict[str, Any]:
-    """`answer_of(better.explain(x)[0], classes)["enhanced"][0]["name"]`.
+def described(p: Prediction, classes: tuple[str, ...] = (), top: int = 5) -> dict[str, Any]:
+    """A prediction as plain data: `described(better.explain(x)[0], names)["answer"][0]["name"]`.
 
-    Classes: the `top` ones by probability, and each state's first; of a map those with the largest share of the pixels,
-    and the share that changed. Numbers: the first `top` of them; of a map the mean, the least and the most.
+    "base" and "answer" are lists: the `top` classes with their probabilities; of a map of classes, those with the
+    largest share of the pixels; of numbers, the first `top`; of a map of numbers, the mean, the least and the most.
     """
-    common = {
+    maps = p.meaning.maps
+    passes = [
+        {
+            "stage": v.stage,
+            "network": v.network,
+            "view": str(v.view),
+            "state": [list(s) for s in v.state.selections],
+            "criterion": v.criterion,
+            "weight": v.weight,
+            "cost": v.cost,
+            **({} if maps else entries(p.meaning, v.output, classes, 1)[0]),
+        }
+        for v in p.passes
+    ]
+    return {
+        "base": entries(p.meaning, p.base, classes, top),
+        "answer": entries(p.meaning, p.output, classes, top),
+        **({"changed": changed(p)} if maps else {}),
+        "passes": passes,
         "task": p.task,
         "assumed": p.assumed,
         "expansions": [{"state": [list(s) for s in e.state.selections], "layer": e.layer} for e in p.expansions],
-        "macs": p.macs,
-        "plain_macs": p.plain_macs,
         "cost": p.cost,
         "agreement": p.agreement,
         "spread": float(p.spread.mean()),
         "stopped": p.stopped,
     }
-    states = [
-        {
-            "view": str(v.view),
-            "state": [list(s) for s in v.state.selections],
-            "criterion": v.criterion,
-            "weight": v.weight,
-        }
-        for v in p.states
-    ]
-    told: dict[str, Any] = {side: _said(p, output, classes, top) for side, output in _sides(p)}
-    if not p.meaning.maps:
-        firsts = [(entry, _said(p, v.logits, classes, 1)[0]) for entry, v in zip(states, p.states, strict=True)]
-        return {**told, "states": [{**entry, **first} for entry, first in firsts], **common}
-    return {**told, "changed": changed(p), "states": states, **common}
-
-
-def _sides(p: Prediction) -> list[tuple[str, Tensor]]:
-    return [("plain", p.plain), ("enhanced", p.logits)]
 
 
 def changed(p: Prediction) -> float:
-    """How much of the answer is not the plain network's: classes and labels, or 1 - the agreement of numbers."""
-    if p.task in ("classification", "segmentation"):
-        plain, final = two_class(p.plain[None])[0].argmax(0), two_class(p.logits[None])[0].argmax(0)
-        return float((plain != final).float().mean())
-    return 1 - p.meaning.compare([p.plain], p.logits)[0]
+    """The share of the answer that differs from the base model's: of pixels and labels, else 1 - agreement."""
+    if p.meaning.classes and p.meaning.one_label:
+        before, after = (two_class(output[None])[0].argmax(0) for output in (p.base, p.output))
+        return float((before != after).float().mean())
+    return 1 - TASKS[p.task].compare([p.base], p.output)[0]
 
 
-def headline(answer: dict[str, Any]) -> str:
-    """One line: `tiger cat 39% becomes Egyptian cat 40%`."""
-    plain, final = answer["plain"][0], answer["enhanced"][0]
-    if "value" in final:
-        changed = f" ({answer['changed']:.1%} of it changes)" if "changed" in answer else ""
-        return f"{final['name']} {plain['value']:.4g} becomes {final['value']:.4g}{changed}"
-    if "changed" in answer:
-        return f"{answer['changed']:.1%} of the pixels change"
-    if plain["class"] == final["class"]:
-        return f"{plain['name']}, {plain['probability']:.0%} plain, {final['probability']:.0%} enhanced"
-    return f"{plain['name']} {plain['probability']:.0%} becomes {final['name']} {final['probability']:.0%}"
-
-
-def _said(p: Prediction, output: Tensor, classes: tuple[str, ...], top: int) -> list[dict[str, Any]]:
-    """What an output says, in the task's words."""
-    if not p.meaning.classes:
-        return _numbers(output, p.meaning.maps, top)
-    if p.meaning.maps and not p.meaning.one_label:
-        shares = (output > 0).flatten(1).float().mean(1)
-        return [{"class": k, "name": class_name(classes, k), "share": v} for v, k in _largest(shares, top)]
+def headline(p: Prediction, classes: tuple[str, ...] = ()) -> str:
+    """One line: "tiger cat 39 % becomes Egyptian cat 40 %"."""
+    before, after = (entries(p.meaning, output, classes, 1)[0] for output in (p.base, p.output))
+    if "value" in after:
+        return f"{after['name']} {before['value']:.4g} becomes {after['value']:.4g}"
     if p.meaning.maps:
+        return f"{changed(p):.1%} of the pixels change"
+    if before["class"] == after["class"]:
+        return f"{before['name']}: {before['probability']:.0%} alone, {after['probability']:.0%} combined"
+    return f"{before['name']} {before['probability']:.0%} becomes {after['name']} {after['probability']:.0%}"
+
+
+def entries(task: Task, output: Tensor, classes: tuple[str, ...] = (), top: int = 5) -> list[dict[str, Any]]:
+    """What one output of a task says: classes with a probability or a share, or numbers, the largest first."""
+    if not task.classes:
+        return _numbers(output, task.maps, top)
+    if task.maps and task.one_label:
         return _shares(class_map(output), classes, top)
-    found = probabilities(output) if p.meaning.one_label else output.float().sigmoid()
-    return [{"class": k, "name": class_name(classes, k), "probability": v} for v, k in _largest(found, top)]
+    if task.maps:
+        values, name = (output > 0).flatten(1).float().mean(1), "share"
+    else:
+        values, name = probabilities(output) if task.one_label else output.float().sigmoid(), "probability"
+    found = values.topk(min(top, len(values)))
+    pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+    return [{"class": k, "name": class_name(classes, k), name: v} for k, v in pairs]
 
 
 def _numbers(output: Tensor, maps: bool, top: int) -> list[dict[str, Any]]:
@@ -104,14 +106,9 @@ def _numbers(output: Tensor, maps: bool, top: int) -> list[dict[str, Any]]:
     return [{"name": name, "value": float(value)} for name, value in named]
 
 
-def _largest(values: Tensor, top: int) -> list[tuple[float, int]]:
-    found, indices = values.topk(min(top, len(values)))
-    return list(zip(found.tolist(), indices.tolist(), strict=True))
-
-
-def _shares(seen: NDArray[np.int64], classes: tuple[str, ...], top: int) -> list[dict[str, Any]]:
-    found, counts = np.unique(seen, return_counts=True)
+def _shares(labels: NDArray[np.int64], classes: tuple[str, ...], top: int) -> list[dict[str, Any]]:
+    found, counts = np.unique(labels, return_counts=True)
     return [
-        {"class": int(found[i]), "name": class_name(classes, int(found[i])), "share": float(counts[i] / seen.size)}
+        {"class": int(found[i]), "name": class_name(classes, int(found[i])), "share": float(counts[i] / labels.size)}
         for i in np.argsort(-counts, kind="stable")[:top]
     ]

@@ -1,4 +1,4 @@
-"""Line charts as SVG text, without any plot library: they follow the page's colours, dark mode and print included.
+"""Line charts as SVG text, without a plot library: they follow the page's colours, also in dark mode and print.
 
 chart = Chart("Accuracy", "states", "accuracy", (Series("entropy", (Point(1, 0.91), Point(4, 0.92, 0.915, 0.925))),))
 chart.svg()
@@ -19,7 +19,7 @@ STYLES = len(DASHES)  # series that can be told apart, by colour (report.css), d
 
 @dataclass(frozen=True)
 class Point:
-    """y at x; low and high are its interval, where there is one."""
+    """y at x; low and high are its interval, if any."""
 
     x: float
     y: float
@@ -67,7 +67,7 @@ class Chart:
             y = view.y(self.baseline)
             parts.append(f'<path class="base" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         xs = [round(p.x, 2) for p in points]
-        apart = len(self.series) if len(set(xs)) < len(xs) else 1  # so that whiskers of two series at one x stay apart
+        apart = len(self.series) if len(set(xs)) < len(xs) else 1  # whiskers of two series at one x stay apart
         for k, series in enumerate(self.series):
             parts += _drawn(series, k, 3.0 * (k - (apart - 1) / 2) if apart > 1 else 0.0, view, self._number)
         return "".join([*parts, *legend, "</svg>"])
@@ -76,11 +76,11 @@ class Chart:
         return f"{100 * value:.2f} {self.unit}" if self.percent else f"{value:.4g}"
 
     def _words(self) -> str:
-        told = [
+        lines = [
             f"{s.name}: " + ", ".join(f"{p.label or f'{p.x:g}'} {self._number(p.y)}" for p in s.points)
             for s in self.series
         ]
-        return f"{self.title}. {self.y} against {self.x}. " + "; ".join(told)
+        return f"{self.title}. {self.y} against {self.x}. " + "; ".join(lines)
 
     def _axes(self, view: _View, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> list[str]:
         out = []
@@ -150,9 +150,9 @@ def _drawn(series: Series, k: int, shift: float, view: _View, number: Callable[[
     out.append(f'<path class="line" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in spots)}"{dash}/>')
     for p, (x, y) in zip(points, spots, strict=True):
         interval = "" if p.low is None or p.high is None else f" [{number(p.low)}, {number(p.high)}]"
-        told = f"{series.name}, {p.label or f'{p.x:g}'}: {number(p.y)}{interval}"
+        words = f"{series.name}, {p.label or f'{p.x:g}'}: {number(p.y)}{interval}"
         beside = shift if len(points) == 1 else 0.0  # as its whisker
-        out.append(f"<g><title>{escape(told)}</title>{_mark(k, x + beside, y)}</g>")
+        out.append(f"<g><title>{escape(words)}</title>{_mark(k, x + beside, y)}</g>")
     return [*out, "</g>"]
 
 

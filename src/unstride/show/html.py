@@ -1,6 +1,6 @@
-"""A report in one file: no script, no font, no image from anywhere else; narrow windows, dark mode and print included.
+"""A report in one file, without scripts or anything from elsewhere, for narrow windows, dark mode and print.
 
-page = render_report("Results", [Section("Accuracy", (Text("On 2,500 images."), *charts("accuracy", measured)))])
+page = render_report("Results", [Section("Accuracy", (Text("On 2,500 images."), Chart(...)))])
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import base64
 import functools
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from unstride.geometry.grids import by
 from unstride.geometry.report import Report
-from unstride.show.charts import Chart, Point, Series
+from unstride.show.charts import Chart
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -32,21 +32,21 @@ class Text:
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph that stands out: what could not be done, what to keep in mind."""
+    """A paragraph that stands out, such as a limitation."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A few large figures: `Facts((("93.1 %", "plain"), ("93.6 %", "10 states")))`."""
+    """A few large figures: `Facts((("93.1 %", "base model"), ("93.6 %", "recipe")))`."""
 
     items: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of numbers are set to the right. `strong` are the indices of rows to stress."""
+    """Columns of numbers are aligned to the right. `strong`: indices of rows in bold."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -55,7 +55,7 @@ class Table:
 
     @property
     def right(self) -> tuple[bool, ...]:
-        """Which columns hold numbers."""
+        """True for each column of numbers."""
         return tuple(numeric(self.rows, k) for k in range(len(self.columns)))
 
 
@@ -70,7 +70,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """`mark` is "corrected", "corrupted" or nothing."""
+    """`mark` is "corrected", "broken" or nothing."""
 
     image: Image.Image
     caption: str
@@ -95,55 +95,22 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One budget's result: the value, its interval (plain value + interval of the gain) and its cost, plain = 1."""
-
-    budget: int
-    value: float
-    low: float
-    high: float
-    cost: float
-
-
-def charts(metric: str, measured: Mapping[str, Sequence[Measured]], note: str = "") -> tuple[Chart, Chart]:
-    """The two images of a comparison: `metric` over the budget and over the cost, a line per key of `measured`."""
-
-    def lines(over_cost: bool) -> tuple[Series, ...]:
-        return tuple(
-            Series(
-                name,
-                tuple(
-                    Point(m.cost if over_cost else m.budget, m.value, m.low, m.high, f"{m.budget} states")
-                    for m in results
-                ),
-            )
-            for name, results in measured.items()
-        )
-
-    plain = next((m.value for results in measured.values() for m in results if m.budget == 1), None)
-    return (
-        Chart(f"{metric} over the budget", "budget (states per image)", metric, lines(False), plain, note=note),
-        Chart(f"{metric} over the cost", "cost (MACs, plain forward = 1)", metric, lines(True), plain, note=note),
-    )
-
-
 def layer_table(report: Report) -> Table:
-    """What `unstride.inspect` found, a row per layer."""
+    """A row for each layer that `unstride.inspect` finds."""
     return Table(
-        ("layer", "rate", "map", "one more state costs", "stride", "ops"),
+        ("layer", "rate", "map", "cost of one more state", "stride", "ops"),
         tuple(
             (
                 str(layer.index),
                 by(layer.rate),
                 by(layer.map),
-                f"{layer.cost:.0%} of a forward",
+                f"{layer.cost:.2f}x",
                 by(layer.stride),
                 ", ".join(f"{path} ({kind})" for path, kind in layer.ops),
             )
             for layer in report.layers
         ),
-        f"{len(report.layers)} layers, {report.states:,} states; a plain forward uses one. "
+        f"{len(report.layers)} layers, {report.states:,} states; one forward pass uses one of them. "
         f"{report.macs / 1e9:.2f} GMACs at {by(report.image)}.",
     )
 
@@ -163,12 +130,12 @@ def _template() -> Template:
     return pages.get_template("report.html")
 
 
-_VALUE = r"[-+±]?[\d.,]+\s?(%|x|s|ms|points?)?( of a forward)?"
+_VALUE = r"[-+±]?[\d.,]+\s?(%|x|s|ms|points?)?"
 _NUMBER = re.compile(rf"{_VALUE}( ?\[.*\]| / {_VALUE})?|\[.*\]|nan|-|")
 
 
 def numeric(rows: Sequence[Sequence[str]], k: int) -> bool:
-    """Whether column k holds numbers."""
+    """True if column k holds numbers only."""
     return all(_NUMBER.fullmatch(row[k]) for row in rows) and any(row[k] for row in rows)
 
 
@@ -184,5 +151,5 @@ _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"RIFF", "webp"), (b"<svg
 def _uri(data: bytes) -> str:
     kind = next((kind for start, kind in _KINDS if data.startswith(start)), None)
     if kind is None:
-        raise ValueError(f"an image that starts with {data[:8]!r}; wanted PNG, JPEG, WebP or SVG")
+        raise ValueError(f"image: got data that starts with {data[:8]!r}, expected PNG, JPEG, WebP or SVG")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,4 +1,4 @@
-"""What all images share: the plot library, colours, text that fits."""
+"""What all figures share: the plot library, colours, text that fits."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from unstride.storage.files import check_file, write_atomic
 from unstride.views.images import Preprocess
 
 INK, SOFT, LINE, FAINT, PAPER = "#1b1f27", "#5d6675", "#aeb7c4", "#d9dee6", "#ffffff"
-PLAIN = "#8b94a3"
-# Distinct in hue and in lightness, so that they stay apart for colour-blind readers and in gray print.
+PLAIN = "#8b94a3"  # of the base model
+# Distinct in hue and in lightness, for colour-blind readers and for gray print.
 COLOURS = ("#1f6feb", "#e8710a", "#0e9f6e", "#b83280", "#8250df", "#b08800", "#0891b2", "#cf222e")
 SUFFIXES = (".png", ".pdf", ".svg", ".jpg", ".webp")
 
 
 def library() -> Any:
-    """matplotlib without a screen, or an error that says how to get it."""
+    """`matplotlib.figure`, without a screen; an OptionError that says how to install it."""
     try:
         import matplotlib
         from matplotlib import figure
     except ImportError as error:
         raise OptionError(
-            f"plots need matplotlib, which cannot be imported ({error}): pip install 'unstride[plot]'"
+            f"plots need matplotlib, which cannot be imported ({error}). Run: pip install 'unstride[plot]'"
         ) from error
-    matplotlib.rcParams["svg.hashsalt"] = "unstride"  # the same image is the same file
+    matplotlib.rcParams["svg.hashsalt"] = "unstride"  # the same figure is the same file
     return figure
 
 
 def check_target(path: Path) -> None:
-    """Whether an image can be written there, asked before hours of work."""
+    """An OptionError, before hours of work, where no figure can be written to `path`."""
     library()
     check_file(path, "--plot", SUFFIXES)
 
 
 def save(figure: Any, path: Path) -> Path | None:
-    """A figure into a file; None, and a warning, where that fails: what it shows was computed, and is not lost."""
+    """Write a figure. Where that fails: None and a warning, so that the results it shows are not lost."""
     stream = io.BytesIO()
     try:
         figure.savefig(stream, format=path.suffix[1:].lower())
@@ -59,7 +59,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def class_colours(count: int) -> list[tuple[int, int, int]]:
-    """RGB for each of `count` classes: neighbours far apart, the first classes as in every other image."""
+    """RGB for each of `count` classes; neighbours are far apart, and the first classes look alike in every figure."""
     out = [(int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in COLOURS[:count]]
     for k in range(len(out), count):
         hue = (0.11 + k * 0.618034) % 1.0
@@ -75,7 +75,7 @@ def seen(preprocess: Preprocess, image: Image.Image) -> Image.Image:
 
 
 def as_image(preprocess: Preprocess, pixels: Tensor) -> Image.Image:
-    """Pixels (C, H, W) in 0..1, in the order of channels that the network takes."""
+    """Pixels (C, H, W) from 0 to 1, with the channels in the network's order, as an RGB image."""
     pixels = pixels.flip(0) if preprocess.channels == "BGR" else pixels
-    values = (pixels * 255).round().byte().permute(1, 2, 0).numpy()
+    values = (pixels * 255).round().byte().permute(1, 2, 0).cpu().numpy()
     return Image.fromarray(values[..., 0] if values.shape[2] == 1 else values).convert("RGB")
