@@ -1,6 +1,5 @@
-"""Labelled images -> something fitted.
+"""Labelled images -> a recipe with fitted numbers: the learned aggregation of the paper, and learned TTA.
 
-In: an `Enhanced` and a loader. Out: a fitted aggregation (`fitting`: `sources` draw and keep maps, `training` moves the
-weights, `report` says what happened) or a chosen set of states (`selecting`), both from `pools`: everything the network
-says about an image, computed once and kept.
+`fitting` is the way in. `images` opens and splits the data, `attention` trains the paper's module on maps of the frozen
+network, `tta` and `gps` fit weights of views on their logits.
 """

@@ -1,124 +1,336 @@
-"""Trains the attention aggregation of an enhanced model: the network is frozen, so that its maps are computed once."""
+"""`fit`: labelled images -> a recipe with fitted numbers.
 
-import math
-import time
-from collections.abc import Iterable
-from dataclasses import astuple
+fitted = unstride.fit("timm:resnet18", "folder:train", schedule="fast", out="fitted.toml")
+unstride.enhance(model, recipe="fitted.toml")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from unstride.data.batches import reusable
 from unstride.enhanced import Enhanced
-from unstride.errors import OptionError
-from unstride.learning.pools import batches
-from unstride.learning.report import FitReport
-from unstride.learning.sources import Job, Source
-from unstride.learning.training import Schedule, Training
-from unstride.procedure.tasks import Plan
+from unstride.errors import OptionError, TaskAssumed, UnstrideWarning
+from unstride.learning.attention import train_attention
+from unstride.learning.images import LearningImages, learning_images
+from unstride.learning.report import Fitted, attention_report, view_report
+from unstride.learning.tta import (
+    EPOCHS,
+    LEARNED,
+    METHODS,
+    ViewFit,
+    fit_views,
+    measured,
+    view_logits,
+    view_recipe,
+    views_of,
+)
+from unstride.method.attention import Attention
+from unstride.method.training import SCHEDULES, Schedule
+from unstride.models.weights import place
+from unstride.pipeline import Pipeline, open_pipeline
+from unstride.recipe.files import check_name
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import Search
+from unstride.recipe.view import PLAIN
+from unstride.storage.contents import FileDigests
 from unstride.storage.distributed import World, world
+from unstride.storage.files import check_file, check_folder
+from unstride.storage.locks import exclusive
+from unstride.storage.progress import progress as show_progress
+
+ATTENTION = "attention"
+BATCH = 32
 
 
 def fit(
-    better: Enhanced,
-    train_loader: Iterable[Any],
-    val_loader: Iterable[Any],
+    model: Any,
+    data: Any = None,
     *,
-    familiar: bool = True,
-    epochs: int = 20,
-    lr: float = 1e-4,
-    batch_size: int = 32,
-    budget: int = 30,
-    weight_decay: float = 0.01,
+    method: str = ATTENTION,
+    schedule: str | Schedule = "paper",
+    validation: Any = None,
+    budget: int | None = None,
+    heads: int = 1,
+    epochs: int | None = None,
     seed: int = 0,
-    cache_dir: str | Path | None = None,
-    cache_bytes: int = 8 << 30,
-    resume: bool = True,
-    show: bool = True,
-) -> FitReport:
-    """Train w_q, w_k and w_o; then `better.with_options(aggregate="attention", criterion="learned")` uses them.
+    out: str | Path | None = None,
+    policy: str = "standard:30",
+    recipe: str | Path | Recipe | None = None,
+    weights: str | Path | None = "default",
+    task: str | None = None,
+    device: str | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    cache: str | Path | None = None,
+    progress: bool = True,
+    **changes: Any,
+) -> Fitted:
+    """Fit numbers of a recipe on labelled images; the network stays as it is.
 
-    Example: `unstride.fit(better, train_loader, val_loader, cache_dir="work")`; loaders give (images, labels), with the
-    model's own preprocessing.
+    Args:
+        model: a SPEC, a module, what `models.load` or `enhance` returned.
+        data: KIND:PATH, a `Dataset`, or batches (images, labels). meantta and maxtta, which learn nothing, need none.
+        method: "attention" is the paper's learned aggregation and criterion. Learned TTA: "gps" (as first published),
+            "gps-shanmugam" (three different views), "augtta" (a weight for each view), "classtta" (for each view and
+            class), "meantta", "maxtta".
+        schedule: of the attention. "paper": AdamW, cosine annealing, lr 1e-6, batches of 32, and, not printed, 5
+            epochs. "fast" is ours: lr 1e-2, for a few hundred images.
+        validation: images to choose the epoch by; by default one fifth of `data`, drawn at random by the seed.
+        budget: states of each image in training (30, as the paper); for TTA, states inside each view.
+        heads: of the attention.
+        epochs: by default 5 for the attention, 30 for the weights of views.
+        seed: of the split, the initialisation and every draw. `fit_seeds` repeats a fit with several.
+        out: recipe file to write (.toml or .json). A killed run with the same settings continues where it was; its
+            work lies in OUT.partial until it is done.
+        policy: views of TTA, as NAME:COUNT: standard:30, expanded:100, segmentation, or a policy file.
+        recipe: what is fitted: a recipe with a Search and aggregate="learned" ("paper-learned" by default); for TTA a
+            recipe of one stage, such as "plain" (the default) or "paper" (a search inside each view).
+        limit: use so many images of `data`, drawn at random by the seed.
+        cache: keep maps and logits there, also after the run, for other seeds and methods.
+        changes: fields of the recipe, as in `enhance`.
 
-    `familiar`: the network was trained on these images. It knows them by heart in its plain state, so that they teach
-    to trust that state and to be surer; therefore their coarse light is redrawn, and w_o goes only half the way. Say
-    `familiar=False` of images that the network has never seen.
-
-    The paper trains ImageNet networks with lr=1e-6 on 20,000 images; with fewer that moves nothing, so the default is
-    larger. Kept is the epoch of the best validation likelihood among those whose accuracy is not below the mean's
-    (epoch 0). With `cache_dir`, a killed run goes on where it was; without, maps are kept in memory. Maps that need
-    more than `cache_bytes` are computed anew in each epoch. Under torchrun the processes share out the maps.
+    Raises:
+        OptionError, DataError: what is wrong, and where; images with NaN are errors.
     """
-    _check(better, familiar, epochs, lr, batch_size, budget, weight_decay)
-    for what, loader in (("train_loader", train_loader), ("val_loader", val_loader)):
-        reusable(loader, what)
-    first, _ = next(batches(train_loader, "train_loader"))
-    plan = better.prepare(first)
-    job = Job(better, plan, better.options(plan), budget, seed, familiar)
-    schedule = Schedule(epochs, lr, batch_size, weight_decay)
-    folder = Path(cache_dir) if cache_dir is not None else None
-    started = time.monotonic()
+    _check_options(method, schedule, epochs, seed, heads, budget, batch_size)
+    if method != ATTENTION and budget is not None:
+        changes["budget"] = budget
+    chosen = _recipe_of(model, method, recipe)
+    pipeline = _opened(model, recipe=chosen, weights=weights, task=task, device=device, **changes)
+    _check_recipe(pipeline, method)
+    _check_out(out)
+    if data is None:
+        return _unlearned(pipeline, method, policy, seed, out)
+    folder = Path(cache) if cache is not None else None if out is None else _partial(Path(out))
     with world() as us:
         if us.size > 1 and folder is None:
-            raise OptionError("cache_dir: none given, but several processes need a folder that all of them see")
-        train = Source(job, train_loader, "train", folder, cache_bytes, us, show)
-        val = Source(job, val_loader, "val", folder, cache_bytes, us, show)
-        run = Training(job, train, val, schedule)
-        resumed = _train(run, folder, us, resume, show)
-    _give(better, plan, run.best_state)
-    return FitReport(
-        epochs=tuple(run.history),
-        best=run.best,
-        plain=run.plain,
-        train_images=len(train.keys),
-        val_images=len(val.keys),
-        budget=budget,
-        states=run.states,
-        channels=run.attention.channels,
-        seed=seed,
-        familiar=familiar,
-        cached=train.cached and val.cached,
-        resumed=resumed,
-        seconds=time.monotonic() - started,
+            raise OptionError("cache: got none, but several processes need a folder that all of them see.")
+        lock = contextlib.nullcontext() if folder is None else exclusive(folder, us.leads)
+        with lock:
+            images = learning_images(
+                pipeline,
+                data,
+                validation,
+                seed=seed,
+                split=split,
+                limit=limit,
+                digests=FileDigests(folder),
+                show=progress and us.leads,
+            )
+            if method == ATTENTION:
+                timetable = _timetable(schedule, budget, epochs, batch_size)
+                fitted = _attention(pipeline, images, timetable, seed, heads, folder, us, progress)
+            else:
+                steps = {"epochs": epochs or EPOCHS, "seed": seed, "batch_size": batch_size or BATCH}
+                fitted = _views(pipeline, images, method, policy, steps, folder, us, progress)
+            if us.leads:
+                _finish(fitted, out, folder if cache is None else None)
+    return fitted
+
+
+def fit_seeds(model: Any, data: Any, *, seeds: int | Iterable[int] = 5, **options: Any) -> Iterator[Fitted]:
+    """The same fit with several seeds, one after another, as the paper repeats its experiments (section 5.1).
+
+    Every seed draws its own training and validation images and initialises the attention anew. Give `cache` so that
+    images that were drawn before are not computed again.
+
+    Args:
+        seeds: their number (0, 1, ...), or the seeds.
+        options: of `fit`, but for `out`.
+
+    Example: `[f.report.fitted for f in fit_seeds("sample", "sample", seeds=5, schedule="fast")]`
+    """
+    for name in ("seed", "out"):
+        if name in options:
+            raise OptionError(f"{name}: fit_seeds decides it. Leave it out, and save what it yields.")
+    for seed in range(seeds) if isinstance(seeds, int) else seeds:
+        yield fit(model, data, seed=seed, **options)
+
+
+# ---------------------------------------------------------------- the two kinds of methods
+
+
+def _attention(
+    pipeline: Pipeline,
+    images: tuple[LearningImages, LearningImages],
+    schedule: Schedule,
+    seed: int,
+    heads: int,
+    folder: Path | None,
+    us: World,
+    show: bool,
+) -> Fitted:
+    recipe = pipeline.better.recipe
+    train, validation = images
+    result = train_attention(
+        pipeline, recipe, train, validation, schedule, seed=seed, heads=heads, folder=folder, us=us, show=show
     )
+    attention = Attention(result.tensors["out"].numel(), heads).to(place(pipeline.better.model)[0])
+    attention.load_state_dict(result.tensors)
+    made = _with(pipeline, recipe, attention=attention.requires_grad_(False))
+    return Fitted(attention_report(result, *images), made)
 
 
-def _train(run: Training, folder: Path | None, us: World, resume: bool, show: bool) -> int:
-    """One process trains, the others take over what it has found; returns epochs taken over from an earlier run."""
-    name = run.job.key(*astuple(run.schedule), run.train.keys, run.val.keys)
-    checkpoint = folder / f"{name}.safetensors" if folder is not None else None
-    resumed = run.restore(checkpoint) if checkpoint is not None and resume else 0
-    if us.leads:
-        run.go_on(checkpoint, show)
-    us.wait()
-    if not us.leads and checkpoint is not None:
-        run.restore(checkpoint)
-    return resumed
+def _views(
+    pipeline: Pipeline,
+    images: tuple[LearningImages, LearningImages],
+    method: str,
+    policy: str,
+    steps: dict[str, Any],
+    folder: Path | None,
+    us: World,
+    show: bool,
+) -> Fitted:
+    recipe, views, seed = pipeline.better.recipe, views_of(policy), int(steps["seed"])
+    more = {"batch_size": steps["batch_size"], "folder": folder, "us": us, "show": show}
+    train, validation = view_logits(pipeline, recipe, views, images, **more)
+    (base,) = view_logits(pipeline, Recipe(), (PLAIN,), images[1:], **more)
+    if method in LEARNED:
+        with show_progress(
+            f"fitting {method}", steps["epochs"] + 1, show and us.leads and method.endswith("tta")
+        ) as go:
+            fit = fit_views(
+                method, train, validation, epochs=steps["epochs"], seed=seed, after=lambda epoch: go(1, _told(epoch))
+            )
+    else:
+        fit = _fixed(method, len(views))
+    uniform = torch.full((len(views),), 1 / len(views))
+    figures = {
+        "base": measured(torch.ones(1), base),
+        "mean": measured(uniform, validation),
+        "fitted": measured(fit.weights, validation, how=fit.combine),
+    }
+    names = tuple(str(views[step.view]) for step in fit.steps)
+    report = view_report(fit, policy, len(views), seed, *images, figures, names)
+    made, per_class = view_recipe(recipe, views, fit)
+    return Fitted(report, _with(pipeline, made, view_weights=per_class))
 
 
-def _check(
-    better: Any, familiar: bool, epochs: int, lr: float, batch_size: int, budget: int, weight_decay: float
+def _told(epoch: Any) -> str:
+    return f"validation accuracy {epoch.accuracy:.2%}"
+
+
+def _fixed(method: str, views: int) -> ViewFit:
+    return ViewFit(method, torch.full((views,), 1 / views), "max" if method == "maxtta" else "logits")
+
+
+def _unlearned(pipeline: Pipeline, method: str, policy: str, seed: int, out: str | Path | None) -> Fitted:
+    """meantta and maxtta without data."""
+    if method not in METHODS or method in LEARNED:
+        raise OptionError(f"data: got none, but {method} learns from labelled images. Pass KIND:PATH or batches.")
+    views = views_of(policy)
+    fit = _fixed(method, len(views))
+    made, _ = view_recipe(pipeline.better.recipe, views, fit)
+    fitted = Fitted(view_report(fit, policy, len(views), seed), _with(pipeline, made))
+    _finish(fitted, out, None)
+    return fitted
+
+
+def _with(pipeline: Pipeline, recipe: Recipe, attention: Attention | None = None, view_weights: Any = None) -> Pipeline:
+    """The same networks with a recipe and what was fitted for it."""
+    old = pipeline.better
+    weights = None if view_weights is None else view_weights.to(place(old.model)[0])
+    recipe = replace(recipe, tensors=None)
+    better = Enhanced(old.networks, recipe, attention or old.attention, old.preprocess, old.assumed, weights)
+    return replace(pipeline, better=better, stored=None)
+
+
+def _finish(fitted: Fitted, out: str | Path | None, work: Path | None) -> None:
+    if fitted.report.warning is not None:
+        warnings.warn(UnstrideWarning(fitted.report.warning), stacklevel=3)
+    if out is not None:
+        fitted.save(out)
+    if work is not None:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+# ---------------------------------------------------------------- options
+
+
+def _recipe_of(model: Any, method: str, recipe: Any) -> Any:
+    """What is fitted where nobody says it; an enhanced model brings its own recipe."""
+    if recipe is not None:
+        return recipe
+    own = model.recipe if isinstance(model, Enhanced) else None
+    if method == ATTENTION:
+        return (
+            own
+            if own is not None and own.search is not None and own.search.aggregation == "learned"
+            else "paper-learned"
+        )
+    return "plain" if own is None else own
+
+
+def _opened(model: Any, **options: Any) -> Pipeline:
+    """The pipeline. Labels are classes, so nobody needs to be told what the output is taken for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline = open_pipeline(model, **options)
+    for warning in caught:
+        if not issubclass(warning.category, TaskAssumed):
+            warnings.warn(warning.message, stacklevel=3)
+    return pipeline
+
+
+def _check_recipe(pipeline: Pipeline, method: str) -> None:
+    recipe, name = pipeline.better.recipe, pipeline.better.recipe.name or "this recipe"
+    if recipe.task != "classification":
+        raise OptionError(f"task: fit learns from one class for each image, and this recipe is for {recipe.task}.")
+    if len(recipe.stages) != 1 or recipe.stages[0].network != "base":
+        raise OptionError(f"recipe: {name} has several stages or networks; fit needs one stage of the base network.")
+    stage = recipe.stages[0]
+    if method == ATTENTION and (not isinstance(stage.states, Search) or stage.aggregation != "learned"):
+        raise OptionError(
+            f"recipe: {name} has no Search with aggregate='learned', so there is no attention to train. Use "
+            "'paper-learned'."
+        )
+
+
+def _timetable(schedule: str | Schedule, budget: int | None, epochs: int | None, batch_size: int | None) -> Schedule:
+    usual = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+    given = {"budget": budget, "epochs": epochs, "batch_size": batch_size}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(usual, **chosen)
+
+
+def _check_options(
+    method: Any, schedule: Any, epochs: Any, seed: Any, heads: Any, budget: Any, batch_size: Any
 ) -> None:
-    if not isinstance(better, Enhanced):
-        raise OptionError(f"better: got {type(better).__name__}, wanted what unstride.enhance(model, example) returns")
-    if better.task != "classification":
-        raise OptionError(f"task={better.task!r}: the attention is for classification; segmentation is learning-free")
-    if not isinstance(familiar, bool):
-        raise OptionError(f"familiar: got {familiar!r}, wanted True (the network was trained on the images) or False")
-    for name, value, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("budget", budget, 2)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise OptionError(f"{name}: got {value!r}, wanted a whole number of at least {least}")
-    for name, number, low in (("lr", lr, True), ("weight_decay", weight_decay, False)):
-        if not isinstance(number, int | float) or not math.isfinite(number) or number < 0 or (low and number == 0):
-            raise OptionError(f"{name}: got {number!r}, wanted a {'positive' if low else 'non-negative'} number")
+    methods = (ATTENTION, *METHODS)
+    if not isinstance(method, str) or method not in methods:
+        raise OptionError(f"method: got {method!r}, expected one of {', '.join(methods)}.")
+    if not isinstance(schedule, Schedule) and (not isinstance(schedule, str) or schedule not in SCHEDULES):
+        raise OptionError(f"schedule: got {schedule!r}, expected one of {', '.join(map(repr, SCHEDULES))}.")
+    if method != ATTENTION and schedule != "paper":
+        raise OptionError(f"schedule: {method} has one schedule; leave it out. It is for method='attention'.")
+    least = {"epochs": 1, "seed": 0, "heads": 1, "budget": 2 if method == ATTENTION else 1, "batch_size": 1}
+    values = {"epochs": epochs, "seed": seed, "heads": heads, "budget": budget, "batch_size": batch_size}
+    for name, value in values.items():
+        optional = value is None and name not in ("seed", "heads")
+        whole = isinstance(value, int) and not isinstance(value, bool) and least[name] <= value < 2**63
+        if not optional and not whole:
+            raise OptionError(f"{name}: got {value!r}, expected a whole number of at least {least[name]}.")
 
 
-def _give(better: Enhanced, plan: Plan, state: dict[str, Tensor]) -> None:
-    with torch.random.fork_rng(devices=[]):
-        better.make_attention(plan)
-    assert better.attention is not None
-    better.attention.load_state_dict(state)
-    better.attention.requires_grad_(False)
+def _check_out(out: str | Path | None) -> None:
+    if out is not None:
+        check_name(out)
+        check_folder(Path(out).parent, "out")
+        if Path(out).parent.is_dir():
+            check_file(out, "out")
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+__all__ = ["ATTENTION", "Fitted", "fit", "fit_seeds"]

@@ -1,7 +1,8 @@
-"""Aggregation (section 3.3): the aligned maps of all states as one map.
+"""Aggregation (section 4.1): the aligned maps of all states as one map.
 
-mean: `1/B sum_s f_s`. entropy: `sum_s w_s f_s / sum_s w_s` with `w_s = 1 - H(C(f_s)) / log K`, per pixel where the
-output is a map. max: the largest value over the states, a baseline. The learned aggregation is in `attention`.
+mean: `1/B sum_s f_s`. entropy (Eq. 7 and 8): `sum_s w_s f_s / sum_s w_s` with `w_s = 1 - H(C(f_s)) / log K`, per pixel
+where the output is a map. max: the largest value over the states, a baseline. The learned aggregation (Eq. 6) is in
+`attention`.
 
 Accumulators take the maps (R, C, H, W), or vectors (R, C), of neighbouring images in one state, state after state, so
 that memory does not grow with the budget.
@@ -24,7 +25,7 @@ LEAST = 1e-6  # the smallest weight of a state: a place where no state knows any
 
 
 def entropy_weight(logits: Tensor, dim: int = 1) -> Tensor:
-    """Equation 6: `1 - H / log K`, never 0."""
+    """Eq. 7 without Z: `1 - H / log K`, never 0."""
     return (1.0 - entropy(logits, dim)).clamp(min=LEAST)
 
 
@@ -42,7 +43,7 @@ class Accumulator(Protocol):
 
 @dataclass(eq=False)
 class WeightedMean:
-    """sum Align(w f) / sum Align(w) of `count` images; w is (R,), or a map (R, H, W)."""
+    """Eq. 8: sum Align(w f) / sum Align(w) of `count` images; w is (R,), or a map (R, H, W)."""
 
     count: int = 1
     border: str = "zeros"

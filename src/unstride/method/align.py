@@ -1,4 +1,4 @@
-"""Align (section 3.3): the maps of different states on one grid.
+"""Align (section 4.1, Eq. 9 and Figure 3): the maps of different states on one grid.
 
 The paper upsamples a map to image resolution (nearest), shifts it by Delta pixels and resizes it back. With the average
 on the way down that is, per axis, `(1 - a) f[n - k] + a f[n - k - 1]` with `Delta / T = k + a`: no map is upsampled.
@@ -18,7 +18,7 @@ from unstride.geometry.grids import Grid, overlap
 
 @dataclass(frozen=True)
 class Offset:
-    """Delta / T of a state per axis: whole cells (negative: towards the start) and the remaining fraction of a cell."""
+    """Delta (Eq. 10) / T of a state per axis: whole cells (negative: towards the start) and the rest of a cell."""
 
     cells: tuple[int, ...]
     fraction: tuple[float, ...]

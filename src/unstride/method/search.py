@@ -1,4 +1,4 @@
-"""Algorithm 1: best-first search over selection states, top-down through the subsampling layers. No tensors.
+"""Algorithm 1 (section 4.2): best-first search over selection states, top-down through the layers. No tensors.
 
 Where the printed algorithm is silent: a state stays in the queue until all its layers are expanded, states that were
 visited before are skipped, ties go to the state visited first, and state 0 belongs to the result. The printed test
@@ -87,7 +87,7 @@ class BestFirst:
 
 
 def default_layers(space: StateSpace, maps: bool) -> tuple[int, ...]:
-    """The layers that the paper searches (section 4.1 and the appendix, "Searching procedure").
+    """The layers that the paper searches (section 5.1, Table 3, and the appendix, "Searching procedure").
 
     All of them where the output is a map (segmentation) or the network has fewer than four. Otherwise the last is left
     out, and the first unless its rate is 4 or more.

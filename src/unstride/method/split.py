@@ -1,4 +1,4 @@
-"""Section 3.2: the network as `C(F(x))`. Which map is aggregated (F), and the head that follows it (C).
+"""Section 3, Eq. 3 and 4: the network as `C(F(x))`. Which map is aggregated (F), and the head that follows it (C).
 
 For classification F is the last map that lies on a grid; for segmentation, the logit map before its upsampling.
 """

@@ -191,13 +191,19 @@ class AttentionTraining:
             maps = search_maps(self.train, batch, self.attention, self.schedule.budget, draws)
             labels = batch.labels.to(maps.device)
             loss = cross_entropy(batch.logits(self.attention(maps)).float(), labels)
-            self.optimiser.zero_grad()
-            loss.backward()
-            self.optimiser.step()
+            self._step(loss)
             total += float(loss.detach()) * len(keys)
         if not math.isfinite(total):
             raise DataError(f"epoch {number}: the loss is {total}; use a lower lr than {self.schedule.lr:g}")
         return total / len(order), lr
+
+    def _step(self, loss: Tensor) -> None:
+        """One step of AdamW. Gradients of the attention alone: the network is frozen."""
+        parameters = list(self.attention.parameters())
+        for parameter, grad in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = grad
+        self.optimiser.step()
+        self.optimiser.zero_grad()
 
     @torch.no_grad()
     def _validate(self, number: int, loss: float | None, lr: float) -> TrainingEpoch:
