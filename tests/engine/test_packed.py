@@ -3,6 +3,8 @@
 import copy
 import itertools
 import pickle
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +42,11 @@ class Residual(nn.Module):
         y = self.f(self.deep(y) + y.mean((2, 3), keepdim=True))  # a sum that broadcasts is not fused
         z = self.deep(y)
         return self.head((z + F.hardtanh(z, -0.5, 2.0) + y).mean((2, 3)))  # read twice: nothing to fuse
+
+
+def listed(states: Sequence[Any]) -> unstride.Recipe:
+    """These states, aggregated as a search aggregates them."""
+    return unstride.Recipe((unstride.Stage(states=list(states), space="features", edges="zeros"),))
 
 
 def packed(better: unstride.Enhanced, images: Tensor) -> list[PackedConv]:
@@ -105,7 +112,7 @@ def test_a_sum_is_written_only_over_what_nobody_else_reads(read: str) -> None:
     assert "add_" in ops(fast, images)
     live = unstride.enhance(net, images[:1], recipe="paper", budget=10, layers=(1, 2))
     torch.testing.assert_close(fast(images), live(images), rtol=1e-5, atol=1e-5)
-    zero = fast.replace(states=[split_of(fast, images).found.space.zero])
+    zero = fast.replace(listed([((0, 0),) * 2]))
     for _ in range(2):  # nothing that is stored was written to
         torch.testing.assert_close(zero(images), net(images), rtol=1e-5, atol=1e-5)
 
@@ -202,10 +209,10 @@ def test_every_selection_of_a_layer(net: nn.Module) -> None:
     torch.manual_seed(0)
     r, images = net.deep.stride[0], torch.randn(2, 3, 64, 64)
     states = [((0, 0), s, (0, 0)) for s in itertools.product(range(1 - r, r), repeat=2)]
-    live = unstride.enhance(net.eval(), images[:1], states=states, aggregate="mean")
+    live = unstride.enhance(net.eval(), recipe=listed(states))
     fast = frozen_form(live)
     for state in states:  # one by one, for in a mean errors could cancel
-        one, two = (b.replace(states=(state,)).explain(images)[0].passes[-1].output for b in (fast, live))
+        one, two = (b.replace(listed([state])).explain(images)[0].passes[-1].output for b in (fast, live))
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
 
 

@@ -122,4 +122,4 @@ def test_one_transform_for_all_cells_is_named() -> None:
     net, x = net_of(Warped("transform"))
     assert "reads where the image says" in net.found.unknown[0]
     with pytest.raises(CaptureError, match=r"no known place on the image.*reads where the image says"):
-        unstride.enhance(Warped("transform").eval(), x[:1].float(), task="segmentation")
+        unstride.enhance(Warped("transform").eval(), x[:1].float(), task="segmentation", recipe="paper")

@@ -1,7 +1,8 @@
-"""A pixel shuffle written as views, as it must be on signals and volumes: torch has an op for pictures only."""
+"""A pixel shuffle written as views, as it must be on signals and volumes: torch has an op for images only."""
 
 import pytest
 import torch
+from captures import split_of
 from torch import Tensor, nn
 
 import unstride
@@ -32,7 +33,7 @@ def test_cells_that_came_out_of_one_lie_beside_each_other(axes: int) -> None:
     x = torch.randn(1, 3, *[16] * axes, generator=torch.Generator().manual_seed(1))
     model = net(axes, Shuffle(axes, 2), 3 * 2**axes)
     better = unstride.enhance(model, x, recipe="paper", budget=2**axes, task="segmentation")
-    grid = better.plan.targets[0].grid
+    grid = split_of(better, x).targets[0].grid
     assert grid is not None and grid.size == (16,) * axes and tuple(grid.spacing) == (1.0,) * axes
     assert not torch.equal(better(x), model(x))
 
@@ -41,6 +42,6 @@ def test_cells_that_came_out_of_one_lie_beside_each_other(axes: int) -> None:
 def test_views_are_what_the_op_is(r: int) -> None:
     x = torch.randn(2, 3, 16, 18, generator=torch.Generator().manual_seed(1))
     one, two = (net(2, last, 3 * r**2) for last in (Shuffle(2, r), nn.PixelShuffle(r)))
-    found = [unstride.enhance(m, x[:1], recipe="paper", budget=4, task="segmentation")(x) for m in (one, two)]
+    outputs = [unstride.enhance(m, x[:1], recipe="paper", budget=4, task="segmentation")(x) for m in (one, two)]
     assert torch.equal(one(x), two(x))
-    assert torch.allclose(*found, atol=1e-6)
+    assert torch.allclose(*outputs, atol=1e-6)

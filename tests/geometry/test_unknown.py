@@ -99,7 +99,7 @@ def test_maps_in_different_directions_have_no_place(name: str) -> None:
     net = judged(Scales(TURNED[name]))
     assert "different directions" in net.found.unknown[0] and net.found.grid(net.outputs[0]) is None
     with pytest.raises(CaptureError, match=r"no known place on the image.*different directions"):
-        unstride.enhance(Scales(TURNED[name]).eval(), torch.randn(1, 3, 32, 32), task="segmentation")
+        unstride.enhance(Scales(TURNED[name]).eval(), torch.randn(1, 3, 32, 32), task="segmentation", recipe="paper")
 
 
 KNOWN: dict[str, Join] = {

@@ -22,8 +22,8 @@ class Small(nn.Module):
     ("example", "words"),
     [
         ("cat.jpg", r"got str.*\(B, C, H, W\)"),
-        (torch.randn(3, 16, 16), r"got shape \(3, 16, 16\).*unsqueeze"),
-        (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), "uint8.*preprocessing"),
+        (torch.randn(16, 16), r"got Tensor \(16, 16\).*\(B, C, H, W\)"),
+        (torch.zeros(1, 3, 16, 16, dtype=torch.uint8), r"uint8, expected floats \(B, C, H, W\)"),
         (torch.randn(0, 3, 16, 16), "at least one image"),
     ],
 )
@@ -39,7 +39,7 @@ def test_not_a_model() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 3, 24, 24), (1, 1, 16, 16)])
 def test_an_example_of_the_wrong_size(shape: tuple[int, ...]) -> None:
-    with pytest.raises(CaptureError, match="Pass an example of the size"):
+    with pytest.raises(CaptureError, match="Pass images of the size"):
         capture(Small(), torch.randn(*shape))
 
 

@@ -121,8 +121,8 @@ def test_an_enhanced_model_takes_deep_images_and_uint8():
     wanted = (model(x) + model(x.flip(-1))) / 2
     for batch in (deep("I;16"), [deep("I")], rgb, rgb.permute(0, 3, 1, 2)):
         torch.testing.assert_close(better(batch), wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(OptionError, match="got dict, wanted a Preprocess"):
-        unstride.enhance(model, example, recipe="flip", task="classification", preprocess={"crop": 32})
+    with pytest.raises(OptionError, match="got int, wanted a Preprocess"):
+        unstride.enhance(model, example, recipe="flip", task="classification", preprocess=32)
 
 
 def open_deep() -> Image.Image:

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from unstride.errors import InputError, OptionError
 from unstride.recipe import policies
 from unstride.recipe.view import parse_view
-from unstride.tta import Op, View
+from unstride.recipe.view import Op, View
 from unstride.views import transforms
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unstride.engine.engine import Request
-from unstride.errors import InputError, ModelRaised
+from unstride.errors import InputError, ModelRaised, OptionError
 from unstride.execution.captures import Captures, Crop, on_padded, sized
 from unstride.geometry.states import State, StateSpace
 from unstride.graph.capture import model_raised, wanted_axes
@@ -109,6 +109,11 @@ class ModelOutput:
 
     def replaced(self, values: Sequence[Tensor], also: Mapping[int, Tensor] | None = None) -> Any:
         """The model's own kind of output with other values of the combined leaves, and of those in `also`."""
+        if not self.targets:
+            raise OptionError(
+                "this model returns no features, they are inside it. Take better.run(images).output, or give the part "
+                "of the model that returns them (timm: features_only=True)."
+            )
         leaves = list(self.leaves)
         for k, (index, value) in enumerate(zip(self.targets, values, strict=False)):
             old = self.leaves[index]

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.fx import Node
 
 from unstride.engine.engine import Request, Run
-from unstride.errors import OptionError
 from unstride.execution.captures import Crop, sized
 from unstride.execution.executors import ModelOutput, Network, cropped, cropped_output, reshaped
 from unstride.geometry.states import State, StateSpace
@@ -161,12 +160,8 @@ class GraphPasses:
             values[leaf] = segment(count, (), [self.base[split.targets[0].tap]])[0]
         values |= graph.constant_outputs(count)
         leaves = [values[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves]
-        if split.targets[0].leaf not in graph.leaf_nodes:
-            raise OptionError(
-                "this model returns no features, they are inside it. Give the part that returns them "
-                "(timm: features_only=True)."
-            )
-        targets = tuple(graph.index(t.leaf) for t in split.targets)
+        returned = split.targets[0].leaf in graph.leaf_nodes  # features may be inside the model
+        targets = tuple(graph.index(t.leaf) for t in split.targets) if returned else ()
         leaves = [cropped_output(leaf, self.crop) for leaf in leaves]
         return ModelOutput(leaves, targets, graph.rebuild, count, self._as_leaf)
 

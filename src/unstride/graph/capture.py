@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from unstride.errors import CaptureError, ModelRaised
+from unstride.errors import CaptureError, InputError, ModelRaised
 from unstride.graph.evaluation import copied, own_module
 from unstride.graph.freshness import Freshness
 from unstride.graph.functional import functional
@@ -114,6 +114,10 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
     Example: `capture(resnet18(), torch.randn(1, 3, 224, 224))`.
     """
     model = own_module(model)
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.ndim < 3 or not example.numel():
+        shape = f" {tuple(example.shape)} of {example.dtype}" if isinstance(example, Tensor) else ""
+        wanted = SHAPES[wanted_axes(model)]
+        raise InputError(f"example: got {type(example).__name__}{shape}, expected floats {wanted}, at least one image.")
     with torch.inference_mode(False), torch.no_grad():
         net, originals = copied(model)
         example = example[:1].clone().nan_to_num_(0.0, 0.0, 0.0)  # what is captured does not depend on the pixels

@@ -11,13 +11,13 @@ from torch import nn
 
 import unstride
 from unstride.errors import InputError, OptionError
-from unstride.procedure.windows import SlidingWindow, starts
+from unstride.windows import SlidingWindow, window_starts
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.floats(0, 0.9))
 def test_windows_cover_the_axis(extent: int, window: int, overlap: float) -> None:
     window = min(window, extent)
-    begin = starts(extent, window, overlap)
+    begin = window_starts(extent, window, overlap)
     assert begin[0] == 0
     assert begin[-1] == extent - window
     assert all(0 < b - a <= max(1, window) for a, b in itertools.pairwise(begin))
@@ -37,16 +37,16 @@ def test_a_pointwise_model_is_not_changed_by_windows() -> None:
 
 def test_one_window_is_the_model_and_enhanced_models_slide() -> None:
     net = seeded(SmallSegmenter())
-    better = unstride.enhance(net, torch.randn(1, 3, 32, 32), task="segmentation", budget=3)
+    better = unstride.enhance(net, torch.randn(1, 3, 32, 32), task="segmentation", recipe="paper", budget=3)
     small = torch.randn(1, 3, 24, 32)
     assert torch.equal(SlidingWindow(better, (32, 32))(small)["out"], better(small)["out"])
     assert SlidingWindow(better, (32, 32))(torch.randn(1, 3, 40, 50))["out"].shape == (1, 4, 40, 50)
 
 
-def test_bad_windows_are_refused() -> None:
+def test_bad_windows_are_errors() -> None:
     with pytest.raises(OptionError, match="overlap"):
         SlidingWindow(Pointwise(), (8, 8), overlap=1.0)
-    with pytest.raises(OptionError, match="height, width"):
+    with pytest.raises(OptionError, match="window: got"):
         SlidingWindow(Pointwise(), (0, 8))
     with pytest.raises(InputError, match="map"):
         SlidingWindow(nn.Flatten(), (8, 8))(torch.randn(1, 3, 16, 16))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unstride.geometry.grids import Grid
-from unstride.procedure.align import Offset, align, align_covered, coverage, from_map, to_map
+from unstride.method.align import Offset, align, align_covered, coverage, from_map, to_map
 
 
 def literally(f: Tensor, delta: tuple[int, int], t: int) -> Tensor:
