@@ -1,8 +1,9 @@
-"""Looks move a large map between its edges, and ops read it as they always do; the paper's search moves all of it."""
+"""Lists of states move a large map between its edges; the paper's search moves all of it."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from captures import split_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -10,14 +11,12 @@ from torch import Tensor, nn
 import unstride
 from unstride.geometry.grids import pinned_pieces
 from unstride.geometry.states import State
-from unstride.procedure.static import EachState
-from unstride.recipe.recipe import Recipe
 
-NEAR = Recipe("near", stages=(unstride.Stage(states="near:9"),))
+NEAR = unstride.Recipe((unstride.Stage(states=unstride.Near(9)),))
 
 
 def index(extent: int, by: int, pinned: tuple[int, int]) -> Tensor:
-    """Cell by cell, as the docstring says it."""
+    """Cell by cell."""
     low, high = pinned[0], extent - pinned[1]
     return torch.tensor([min(max(n + by, low), high - 1) if low <= n < high else n for n in range(extent)])
 
@@ -82,31 +81,28 @@ def rerun(model: nn.Sequential, x: Tensor, state: State) -> Tensor:
 @pytest.mark.parametrize("execution", ["frozen", "auto"])
 @pytest.mark.parametrize("second", SECOND)
 @torch.no_grad()
-def test_a_look_is_the_network_on_the_moved_map(second, execution):
+def test_a_state_is_the_network_on_the_moved_map(second, execution):
     model, x = network(second), torch.randn(2, 3, 112, 112, generator=torch.Generator().manual_seed(1))
-    plan = unstride.enhance(model, x[:1], recipe=NEAR, task="classification", execution=execution).prepare(x[:1])
-    space = plan.found.space
+    split = split_of(unstride.enhance(model, recipe=NEAR, task="classification", execution=execution), x[:1])
+    space = split.found.space
     states = [s for s in space.nearest(24) if not any(s.selections[2])][1:]
     assert {k for s in states for k, moved in enumerate(s.selections) if any(moved)} == {0, 1}
-    (values,) = plan.engine_for(states).start(x).add([(i, s) for s in states for i in (0, 1)])
-    got = plan.targets[0].finish(values).unflatten(0, (len(states), 2))
+    (values,) = split.pinned.start(x).add([(i, s) for s in states for i in (0, 1)])
+    got = split.targets[0].finish(values).unflatten(0, (len(states), 2))
     wanted = torch.stack([rerun(model, x, s) for s in states])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-    exported = torch.stack(list(EachState(plan, states, None)(x)))
-    torch.testing.assert_close(exported, wanted, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_small_maps_and_the_papers_search_move_as_a_whole():
     model, x = network("convolution"), torch.randn(1, 3, 112, 112, generator=torch.Generator().manual_seed(1))
-    plan = unstride.enhance(model, x, recipe=NEAR, task="classification").prepare(x)
-    zero = plan.found.space.zero
+    split = split_of(unstride.enhance(model, recipe=NEAR, task="classification"), x)
+    zero = split.found.space.zero
 
-    def told(layer: int, looks: bool) -> Tensor:
+    def output(layer: int, pinned: bool) -> Tensor:
         state = zero.at(layer, (0, 1))
-        run = (plan.engine_for([state]) if looks else plan.engine).start(x)
-        return plan.targets[0].finish(run.add([(0, state)])[0])
+        run = (split.pinned if pinned else split.engine).start(x)
+        return split.targets[0].finish(run.add([(0, state)])[0])
 
-    assert torch.equal(told(3, True), told(3, False))  # 28 cells
-    assert not torch.allclose(told(2, True), told(2, False))  # 56 cells
-    assert not plan.engine_for([zero]).depth  # nothing moves there, so it is not cut
+    torch.testing.assert_close(output(3, True), output(3, False))  # 28 cells
+    assert not torch.allclose(output(2, True), output(2, False))  # 56 cells

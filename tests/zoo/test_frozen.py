@@ -20,11 +20,11 @@ def test_frozen_is_as_captured(name: str) -> None:
             m.momentum = 1.0
     net.train()(images.repeat(4, 1, 1, 1))  # statistics of these images: nothing fades on its way through
     net.eval()
-    literal = unstride.enhance(net, images[:1], execution="auto")
-    count = len(literal.prepare(images).found.layers)
-    states = [[(0, 0)] * count, [(1, 0)] * count, [(0, 1)] * (count - 1) + [(1, 1)]]  # given: rounding chooses nothing
-    expected = literal.with_options(states=states)(images)
-    got = unstride.enhance(net, images[:1], states=states, execution="frozen")(images)
+    count = len(unstride.inspect(net, images[:1]).layers)
+    states = [[(0, 0)] * count, [(1, 0)] * count, [(0, 1)] * (count - 1) + [(1, 1)]]  # a list: rounding chooses nothing
+    recipe = unstride.Recipe((unstride.Stage(states=states, edges="zeros"),))
+    expected = unstride.enhance(net, recipe=recipe)(images)
+    got = unstride.enhance(net, recipe=recipe, execution="frozen")(images)
     scale = float(expected.abs().max())
     assert not torch.allclose(expected, net(images), atol=1e-4 * scale)  # the states do change the answer
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4 * scale)
