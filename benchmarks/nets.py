@@ -1,27 +1,32 @@
-"""Real third-party networks for measuring: architectures whose weights are not on any registry, and how to load them.
+"""Real third-party networks for measuring, and their labelled images: architectures whose weights no registry has.
 
-`--assets DIR` names a folder with the weights and labelled images; nothing of it belongs to this project.
+`--assets DIR` names a folder with the weights and images; nothing of it belongs to this project.
 """
+
+from __future__ import annotations
 
 import csv
 import io
 import zipfile
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from unstride.tasks.temperature import fit_temperature, nll
-from unstride.views.source import Canvas
+from unstride import data, models
+from unstride.data import Dataset
+from unstride.models import LoadedModel
+from unstride.views.images import Preprocess
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-CAFFE = ((123.68 / 255, 116.779 / 255, 103.939 / 255), (1 / 255,) * 3)  # the network turns RGB into BGR
+ROOT = Path(__file__).parent.parent
+IMAGENET_NAMES = ("mobilenetv2", "lite0", "lite1", "lite2", "resnet50")
+CIFAR_NAMES = ("resnet20", "resnet56")
+SIDES = {"lite1": 240, "lite2": 256}  # pixels that a network sees of 256, where it is not 224
+HALF = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
+CIFAR = Preprocess(resize=None, crop=None)  # ImageNet's mean and std
 
 
 class OptionA(nn.Module):
@@ -117,154 +122,78 @@ class CaffeResNet50(nn.Module):
         return self.net(x)
 
 
-@dataclass(frozen=True, eq=False)
-class Bench:
-    """A network with labelled images to test on and others to fit on, already preprocessed."""
-
-    name: str
-    model: nn.Module
-    test: tuple[Tensor, Tensor]
-    fit: tuple[Tensor, Tensor]
-
-
-def cifar(assets: Path, depth: int) -> Bench:
-    model = CifarResNet({20: 3, 56: 9}[depth])
-    model.load_state_dict(load_file(assets / "cifar10" / f"resnet{depth}.safetensors"))
-    test, fit = (_npz(assets / "cifar10" / name) for name in ("test_even.npz", "train_5k.npz"))
-    return Bench(f"CIFAR-10 ResNet-{depth}", model.eval(), test, fit)
-
-
-def _npz(path: Path) -> tuple[Tensor, Tensor]:
-    with np.load(path, allow_pickle=False) as data:
-        return normalise(torch.from_numpy(data["x"]).permute(0, 3, 1, 2), IMAGENET), torch.from_numpy(data["y"]).long()
-
-
-def normalise(x: Tensor, stats: tuple[tuple[float, ...], tuple[float, ...]]) -> Tensor:
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in stats)
-    return (x.float() / 255 - mean) / std
-
-
-def imagenet(assets: Path, name: str, limit: int | None = None, side: int = 224) -> Bench:
-    """`side`: of the centre that is kept of 256 px; views that crop need the margin. All 2,000 test images, or some."""
-    import timm
-
-    stats = HALF
+# ---------------------------------------------------------------- networks
+def loaded(assets: Path, name: str) -> LoadedModel:
+    """A network of `IMAGENET_NAMES` or `CIFAR_NAMES`, with the preprocessing that the images here need."""
+    if name in CIFAR_NAMES:
+        model: nn.Module = CifarResNet({"resnet20": 3, "resnet56": 9}[name])
+        model.load_state_dict(load_file(assets / "cifar10" / f"{name}.safetensors"))
+        return LoadedModel(name, model.eval(), CIFAR, "classification")
+    prepared = Preprocess(resize=256, crop=SIDES.get(name, 224), interpolation="bicubic", **HALF)
     if name == "resnet50":
-        model, title = (
-            CaffeResNet50(load_file(assets / "imagenet" / "resnet50_caffe_fp16.safetensors")),
-            "ImageNet ResNet-50",
-        )
-        stats = CAFFE
+        model = CaffeResNet50(load_file(assets / "imagenet" / "resnet50_caffe_fp16.safetensors"))
+        caffe = {"mean": (123.68 / 255, 116.779 / 255, 103.939 / 255), "std": (1 / 255,) * 3}
+        prepared = replace(prepared, **caffe)
     elif name == "mobilenetv2":
+        import timm
+
         model = timm.create_model("mobilenetv2_100", pad_type="same")
         model.load_state_dict(load_file(assets / "imagenet" / "mobilenetv2_100_same.safetensors"))
-        title = "ImageNet MobileNetV2"
     else:
-        from unstride import models
-
-        model, title = models.load(name).model, f"ImageNet {name}"
-    each = None if limit is None else -(-limit // 2)
-    both = [zipped(assets / "imagenet" / z, stats, each, side) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
-    test = torch.cat([x for x, _ in both])[:limit], torch.cat([y for _, y in both])[:limit]
-    fit = zipped(assets / "imagenet" / "train_500_256.zip", stats, limit, side)
-    return Bench(title, model.eval(), test, fit)
+        model = models.load(f"efficientnet-{name}").model
+    return LoadedModel(name, model.eval(), prepared, "classification")
 
 
-@dataclass(frozen=True, eq=False)
-class Real:
-    """A network with labelled images as canvases (B, C, 256, 256), of which it sees the centre."""
-
-    name: str
-    model: nn.Module
-    batches: list[tuple[Canvas, Tensor]]
-
-
-# lite0 and lite1 are in wheels on PyPI; lite1 is held out: nothing in this project was decided by looking at it
-THIRD = ("resnet50", "efficientnet-lite0", "efficientnet-lite1", "mobilenetv2", "cifar56", "cifar20")
-REAL = (*THIRD, "garments", "garments-unmoved")
-SIDES = {"efficientnet-lite1": 240}  # what a network sees of 256 px, where it is not 224
+# ---------------------------------------------------------------- images
+def imagenet(assets: Path, build: Path = ROOT / "build", train: bool = False) -> Dataset:
+    """2,000 validation images, two of each class; or 500 of the training split. Unpacked below `build` once."""
+    zips = ("train_500_256.zip",) if train else ("val_1k_256.zip", "val_1k_b_256.zip")
+    table = build / "imagenet" / ("train.csv" if train else "validation.csv")
+    if not table.exists():
+        rows = [row for name in zips for row in _unpacked(assets / "imagenet" / name, table.parent)]
+        with table.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("path", "label"), *rows])
+    return data.load(f"csv:{table}", Preprocess(resize=256, crop=224), classes=1000)
 
 
-def real(assets: Path, name: str, limit: int | None = None) -> Real:
-    """`real(assets, "resnet50")`: with all the images there are (CIFAR 5,000, ImageNet 2,000), or some of them."""
-    if name.startswith("garments"):
-        return _garments(name == "garments-unmoved", limit)
-    if name.startswith("cifar"):
-        bench = cifar(assets, int(name[5:]))
-        x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in bench.test)
-        return Real(bench.name, bench.model, _canvases(x, y, None))
-    folder = assets / "imagenet"
-    both = [zipped(folder / z, ((0.0,) * 3, (1.0,) * 3), None, 256) for z in ("val_1k_256.zip", "val_1k_b_256.zip")]
-    x, y = torch.cat([b[0] for b in both]), torch.cat([b[1] for b in both])
-    x, y = (t[:: max(1, len(t) // limit)][:limit] if limit else t for t in (x, y))
-    mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (CAFFE if name == "resnet50" else HALF))
-    bench = imagenet(assets, name, 1)
-    return Real(bench.name, bench.model, _canvases((x - mean) / std, y, SIDES.get(name, 224)))
-
-
-def _garments(unmoved: bool, limit: int | None) -> Real:
-    """The embedded classifier; or one like it that was trained for two epochs and never saw a moved garment."""
-    from unstride import sample
-
-    images, labels = sample.classification_sample(limit)
-    batches = _canvases(sample.preprocess_classification(images), torch.from_numpy(labels), None)
-    if not unmoved:
-        return Real("Embedded garments", sample.load_classifier(), batches)
-    from unstride.sample.data import load_fashion_mnist  # needs Debian's dataset-fashion-mnist
-    from unstride.sample.nets import Classifier
-
-    data = load_fashion_mnist()
-    torch.manual_seed(1)
-    model = Classifier()
-    steps = torch.randperm(len(data.train_images))[:40000].repeat(2).split(100)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=len(steps))
-    for chosen in steps:
-        x = sample.preprocess_classification(data.train_images[chosen.numpy()])
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), torch.from_numpy(data.train_labels[chosen.numpy()])).backward()
-        optimizer.step()
-        schedule.step()
-    return Real("Garments, trained without augmentation", model.eval(), batches)
-
-
-def _canvases(x: Tensor, y: Tensor, crop: int | None) -> list[tuple[Canvas, Tensor]]:
-    return [(Canvas(x[i : i + 64], crop=crop), y[i : i + 64]) for i in range(0, len(x), 64)]
-
-
-def zipped(
-    path: Path, stats: tuple[tuple[float, ...], tuple[float, ...]], limit: int | None, side: int = 224
-) -> tuple[Tensor, Tensor]:
-    """Images of a zip with labels.csv (file,label), the centre of 256 px."""
-    at = slice((256 - side) // 2, (256 + side) // 2)
-    images, labels = [], []
+def _unpacked(path: Path, folder: Path) -> list[tuple[str, int]]:
+    """(path below the folder, label) of each image of a zip with labels.csv."""
     with zipfile.ZipFile(path) as archive:
-        names = archive.namelist()
-        table = next(n for n in names if n.endswith("labels.csv"))
-        rows = list(csv.reader(io.TextIOWrapper(archive.open(table))))
-        rows = [r for r in rows if r[1].isdigit()]
-        rows = rows[:: max(1, len(rows) // limit)][:limit] if limit else rows
+        table = next(name for name in archive.namelist() if name.endswith("labels.csv"))
         prefix = table[: -len("labels.csv")]
-        for file, label in rows:
-            with archive.open(prefix + file) as f:
-                image = Image.open(f).convert("RGB")
-                images.append(torch.from_numpy(np.asarray(image)[at, at].copy()).permute(2, 0, 1))
-            labels.append(int(label))
-    return normalise(torch.stack(images), stats), torch.tensor(labels)
+        rows = [row for row in csv.reader(io.TextIOWrapper(archive.open(table))) if row[1].isdigit()]
+        for file, _ in rows:
+            target = folder / path.stem / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(prefix + file))
+    return [(f"{path.stem}/{file}", int(label)) for file, label in rows]
 
 
-def warm(logits: Tensor, labels: Tensor) -> Tensor:
-    """The NLL of each image (N,) after one temperature; every second image's is fitted on the others."""
-    out = torch.empty(len(logits), dtype=torch.float64)
-    halves = [torch.arange(k, len(logits), 2) for k in (0, 1)]
-    for one, other in (halves, halves[::-1]):
-        out[other] = nll(logits[other], labels[other], fit_temperature(logits[one], labels[one]))
-    return out
+def cifar(assets: Path, train: bool = False) -> Dataset:
+    """5,000 test images of CIFAR-10, or 5,000 training images."""
+    name = "train_5k.npz" if train else "test_even.npz"
+    return data.load(f"npz:{assets / 'cifar10' / name}", CIFAR, classes=10)
 
 
-def give(page: str, out: Path | None) -> None:
-    """Write a page, or print it."""
-    if out is None:
-        print(page)
-    else:
-        out.write_text(page, encoding="utf-8")
+def images_of(assets: Path, name: str, train: bool = False) -> Dataset:
+    """The labelled images of a network."""
+    return cifar(assets, train) if name in CIFAR_NAMES else imagenet(assets, train=train)
+
+
+def some(dataset: Dataset, chosen: list[int]) -> Dataset:
+    """Some items of a data set, by their number."""
+    return replace(dataset, chosen=[dataset.chosen[i] for i in chosen])
+
+
+def spread(dataset: Dataset, count: int | None) -> Dataset:
+    """At most so many items, evenly spread."""
+    if count is None or count >= len(dataset):
+        return dataset
+    return some(dataset, [i * len(dataset) // count for i in range(count)])
+
+
+def halves(dataset: Dataset, seed: int) -> tuple[list[int], list[int]]:
+    """Two random halves: the numbers of their items, in order."""
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    middle = len(order) // 2
+    return sorted(order[:middle]), sorted(order[middle:])
