@@ -36,16 +36,17 @@ class Decision:
     margin: float
     more_images: int | None  # where the verdict is "inconclusive"
     unit: str = "points"
+    scale: float = 100.0  # what a gain is multiplied by for its unit
 
     def __str__(self) -> str:
-        gain = self.gain.describe(self.unit)
+        gain = self.gain.describe(self.unit, self.scale)
         if self.verdict == "keep":
             return f"Keep {self.baseline}: {gain}."
         if self.verdict == "inconclusive":
             return f"Inconclusive: {gain}. {_images_needed(self.more_images or 0)}"
         sentence = f"Use this recipe: {gain} at {self.cost:.2f} times the compute of {self.baseline}"
         if self.gain.low <= 0:
-            sentence += f", within the margin of {100 * self.margin:g} {self.unit}"
+            sentence += f", within the margin of {self.scale * self.margin:.3g} {self.unit}"
         return sentence + "."
 
 
@@ -64,6 +65,7 @@ def decide(
     margin: float = MARGIN,
     baseline: str = "the base model",
     unit: str = "points",
+    scale: float = 100.0,
 ) -> Decision:
     """Use a recipe, keep the baseline, or neither yet.
 
@@ -75,17 +77,18 @@ def decide(
         gain: the gain over the baseline, with its interval.
         images: the number of labelled images that the interval comes from.
         cost: the cost of the recipe, relative to the baseline.
-        margin: the loss that is acceptable where the recipe is cheaper, in the unit of the gain (0.005: half a point).
+        margin: the loss that is acceptable where the recipe is cheaper, as a difference of values (0.005: 0.5 points).
+        unit, scale: of the metric, to print the gain; see `metric_names.unit_of`.
     """
     if margin < 0:
         raise ValueError(f"margin is {margin:g}, expected 0 or more.")
     bound = -margin if cost < 1 else 0.0
     if gain.low > bound:
-        return Decision("use", gain, cost, baseline, margin, None, unit)
+        return Decision("use", gain, cost, baseline, margin, None, unit, scale)
     if gain.estimate <= 0:
-        return Decision("keep", gain, cost, baseline, margin, None, unit)
+        return Decision("keep", gain, cost, baseline, margin, None, unit, scale)
     more = images_to_settle(gain, images, bound)
-    return Decision("inconclusive", gain, cost, baseline, margin, more, unit)
+    return Decision("inconclusive", gain, cost, baseline, margin, more, unit, scale)
 
 
 def images_to_settle(gain: ConfidenceInterval, images: int, bound: float = 0.0) -> int:

@@ -126,8 +126,7 @@ def _beside(output: Tensor, targets: Sequence[Tensor] | Tensor, what: str) -> Te
     values = values[:, None] if values.ndim == 1 else values
     if values.shape != output.shape:
         raise DataError(
-            f"{what}: got {values.shape[1]} for each image, but the model gives {tuple(output.shape[1:])}. They must be "
-            "as many."
+            f"{what}: got {values.shape[1]} for each image, expected {output.shape[1]}, as many as the model gives."
         )
     return values.to(output.device)
 

@@ -58,10 +58,15 @@ class ConfidenceInterval:
 
 
 def _decimals(values: list[float]) -> int:
-    """Two where one would be coarse, and more where an end that is not zero would print as zero."""
-    decimals = 1 if values[2] - values[1] >= 1.6 else 2
+    """So many that the interval has two digits, and more where an end that is not zero would print as zero."""
+    width = values[2] - values[1]
+    decimals = 1
+    while decimals < 6 and 0 < width < 16 * 10.0**-decimals:
+        decimals += 1
+    if not width:
+        decimals = 2
     ends = [v for v in values[1:] if v != 0]
-    while decimals < 4 and any(round(v, decimals) == 0 for v in ends):
+    while decimals < 6 and any(round(v, decimals) == 0 for v in ends):
         decimals += 1
     return decimals
 

@@ -6,7 +6,6 @@ data = labelled_data(pipeline, "folder:val", limit=500)
 
 from __future__ import annotations
 
-import csv
 import re
 import warnings
 from collections import Counter
@@ -68,9 +67,9 @@ def open_labelled(
     batches = None if isinstance(data, str | Dataset) else _batches(data, fixed, limit, split)
     found = DATA_TASKS.get(data.partition(":")[0]) if isinstance(data, str) else (batches or data).task
     wanted = fixed or _wanted(pipeline, found)
-    if wanted != pipeline.task or pipeline.base.for_task(wanted) is not pipeline.base:
-        if not hasattr(model, "is_enhanced"):
-            pipeline = open_pipeline(dict(pipeline.networks), task=wanted, **options)
+    other = wanted != pipeline.task or pipeline.base.for_task(wanted) is not pipeline.base
+    if other and not hasattr(model, "is_enhanced"):
+        pipeline = open_pipeline(dict(pipeline.networks), task=wanted, **options)
     return pipeline, labelled_data(pipeline, data if batches is None else batches, task, limit, split)
 
 
@@ -200,9 +199,11 @@ def groups_of(data: Data, group: str | Sequence[Any] | None) -> list[str] | None
     """Of each image the patient, video or site, so that folds and intervals keep them together.
 
     Args:
-        group: a column of csv data, or one value for each image. Without it, file names that suggest groups are warned
-            about.
+        group: a column of csv data, or one value for each image. By default a column titled group; where there is none,
+            file names that suggest groups are warned about.
     """
+    if group is None and getattr(data, "groups", ()):
+        group = data.groups
     if group is None:
         suggested = suggested_groups(data)
         if suggested is not None:
@@ -217,22 +218,9 @@ def groups_of(data: Data, group: str | Sequence[Any] | None) -> list[str] | None
 
 
 def _column(data: Data, name: str) -> list[str]:
-    kind, _, path = data.name.partition(":")
-    if isinstance(data, FromBatches) or kind != "csv":
-        raise OptionError(
-            f"group: {name!r} must be a column of csv:PATH data. From Python, give one value for each image instead."
-        )
-    with Path(path).open(newline="", encoding="utf-8-sig") as stream:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(stream) if row]
-    titles = rows[0] if rows else []
-    if name not in titles:
-        raise OptionError(f"group: {path} has no column {name!r}. Its columns are {', '.join(titles)}.")
-    column = titles.index(name)
-    known = {row[0]: row[column] if column < len(row) else "" for row in rows[1:]}
-    empty = next((item.id for item in data if not known.get(item.id)), None)
-    if empty is not None:
-        raise DataError(f"{path}: {empty} has no {name}, expected one for each image.")
-    return [known[item.id] for item in data]
+    if isinstance(data, FromBatches):
+        raise OptionError(f"group: {name!r} is a column of csv:PATH data. For batches give one value for each image.")
+    return [str(value) for value in data.column(name)]
 
 
 def suggested_groups(data: Data) -> list[str] | None:

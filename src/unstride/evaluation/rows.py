@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from unstride.errors import ArtefactError
+from unstride.evaluation.decisions import Decision, decide
 from unstride.evaluation.intervals import ConfidenceInterval
-from unstride.evaluation.metric_names import shown, unit_of
+from unstride.evaluation.metric_names import margin_of, shown, unit_of
 from unstride.storage import strict_json
 from unstride.storage.artefacts import write_file
 
@@ -91,19 +92,43 @@ class Row:
         return f"{self.name}: {self.metric} {shown(self.metric, self.value)}{gain}, cost {self.cost.estimate:.2f}"
 
 
+def decision_of(row: Row, rows: Sequence[Row], margin: float | None = None) -> Decision:
+    """Whether to use the recipe of a row instead of its baseline, which is one of the rows.
+
+    Args:
+        margin: the loss that is acceptable where the recipe is cheaper, in the metric's unit (0.5: half a point).
+    """
+    baseline = next(other for other in rows if other.name == row.baseline and other.gain is None)
+    if row.gain is None:
+        raise ValueError(f"{row.name} is the baseline.")
+    unit, scale = unit_of(row.metric)
+    allowed = margin_of(row.metric, margin, baseline.value)
+    ratio = row.cost.estimate / baseline.cost.estimate
+    return decide(row.gain, row.images, ratio, allowed, baseline.name, unit, scale)
+
+
+def describe_cost(cost: ConfidenceInterval) -> str:
+    """`1.25 (1.21 to 1.29)`, or `2.00` where every image costs the same."""
+    if cost.width == 0:
+        return f"{cost.estimate:.2f}"
+    return f"{cost.estimate:.2f} ({cost.low:.2f} to {cost.high:.2f})"
+
+
 def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Titles and texts of a table: one line for each row, at most one number in each cell but for intervals."""
     first = rows[0]
     others = [name for name in first.metrics if name != first.metric]
     timed = any(row.seconds is not None for row in rows)
+    usual = next((row.seconds for row in rows if row.gain is None), None)
     counted = any(row.macs for row in rows)
     titles = ["", first.metric, "gain", "corrected", "broken", "cost", *["GMACs"] * counted]
-    titles += [*["ms"] * timed, *others]
+    titles += [*["time"] * timed, *["ms"] * timed, *others]
     lines = []
     for row in rows:
         changed = ["", ""] if row.gain is None else [f"{row.corrected:,}", f"{row.broken:,}"]
         line = [row.name, shown(row.metric, row.value), row.describe_gain() or "baseline", *changed]
-        line += [f"{row.cost.estimate:.2f}", *[f"{row.macs / 1e9:.3g}"] * counted]
+        line += [describe_cost(row.cost), *[f"{row.macs / 1e9:.3g}"] * counted]
+        line += [f"{row.seconds / usual:.2f}" if row.seconds and usual else ""] * timed
         line += [f"{1e3 * row.seconds:.1f}" if row.seconds is not None else ""] * timed
         lines.append(line + [shown(name, row.metrics[name]) for name in others])
     return titles, lines
@@ -115,7 +140,7 @@ def table(rows: Sequence[Row]) -> str:
         return "no rows"
     titles, lines = cells(rows)
     widths = [max(len(line[k]) for line in (titles, *lines)) for k in range(len(titles))]
-    left = {0, 2}
+    left = {0, 2, 5}
     aligned = [
         "  ".join(
             text.ljust(w) if k in left else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))

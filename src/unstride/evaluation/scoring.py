@@ -82,7 +82,12 @@ class Scoring:
         return image_stats.loss(stats)
 
     def gain(
-        self, before: Stats, after: Stats, groups: ArrayLike | None = None, level: float = LEVEL
+        self,
+        before: Stats,
+        after: Stats,
+        groups: ArrayLike | None = None,
+        level: float = LEVEL,
+        seed: int = 0,
     ) -> ConfidenceInterval:
         """The gain in the metric, positive where the result is better, paired by image.
 
@@ -95,13 +100,13 @@ class Scoring:
                 return paired_gain(PairedCounts.from_correct(was, now), level)
             change = now.astype(np.float64) - was
             rows = np.asarray(groups)[self._counted(before)]
-            return bootstrap_gain(lambda w: w @ change / w.sum(1), len(change), rows, level, DRAWS)
+            return bootstrap_gain(lambda w: w @ change / w.sum(1), len(change), rows, level, DRAWS, seed)
         sign = -1.0 if lower_is_better(self.metric) else 1.0
 
         def difference(weights: Array) -> Array:
             return np.asarray(sign * (self.value(after, weights) - self.value(before, weights)))
 
-        return bootstrap_gain(difference, count(before), groups, level, DRAWS)
+        return bootstrap_gain(difference, count(before), groups, level, DRAWS, seed)
 
     def correct(self, stats: Stats) -> Bools | None:
         """Whether each image (each query, of pairs) is right, where the metric is the share of those that are."""

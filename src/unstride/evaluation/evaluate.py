@@ -1,0 +1,376 @@
+"""`evaluate(model, data)`: what recipes gain over the base model on labelled images, and what they cost.
+
+    rows = unstride.evaluate("sample", "sample", recipe="flip")
+    print(table(rows)); print(decision_of(rows[-1], rows))
+
+With `out`, a run that was killed continues where it was, and more images reuse what was computed. Under torchrun the
+images are dealt to the processes (`out` must be a folder that all of them see):
+
+    torchrun --nproc-per-node 2 --max-restarts 3 -m unstride evaluate SPEC --data DATA --out FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unstride.data.batches import FromBatches
+from unstride.errors import OptionError
+from unstride.evaluation.findings import warn_of_rows, warn_of_run
+from unstride.evaluation.intervals import ConfidenceInterval, bootstrap_gain
+from unstride.evaluation.labelled import Data, groups_of, open_labelled, scoring_of
+from unstride.evaluation.measuring import Measurement, Variant, first_image, measure, run_key
+from unstride.evaluation.metrics import Array
+from unstride.evaluation.report import check_report, write_report
+from unstride.evaluation.rows import COST_UNIT, Row, read_rows, write_rows
+from unstride.evaluation.scoring import Scoring, count
+from unstride.execution.independence import warn_of_batch_dependence
+from unstride.models import load
+from unstride.models.weights import place
+from unstride.pipeline import Pipeline, is_spec, open_pipeline
+from unstride.recipe.files import to_data
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import Stage
+from unstride.storage.contents import FileDigests
+from unstride.storage.distributed import launched, world
+from unstride.storage.files import check_folder
+from unstride.storage.fingerprint import text_digest
+from unstride.storage.provenance import provenance
+
+CACHE, ROWS = "cache", "rows.jsonl"  # in `out`
+TIME_UNIT = "times the time of the base model"
+
+
+def evaluate(
+    model: Any,
+    data: Any,
+    *,
+    recipe: str | Path | Recipe | Sequence[str | Path | Recipe] = "default",
+    against: str | Path | Recipe | None = None,
+    budgets: Sequence[int] | None = None,
+    metric: str | None = None,
+    margin: float | None = None,
+    group: str | Sequence[Any] | None = None,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    weights: str | Path | None = "default",
+    task: str | None = None,
+    device: str | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    split: str | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    **changes: Any,
+) -> list[Row]:
+    """Measure a recipe, or several, beside the networks alone. The rows: each network alone, then each recipe.
+
+    Args:
+        model: a SPEC, a module, what `enhance` returned, or a list of these; None where the recipe file names them.
+        data: KIND:PATH (see `unstride.data`), a Dataset, or batches of (images, labels) as the model takes them.
+        recipe: a name, a file, a `Recipe`; or a list of these.
+        against: the baseline of all gains: a network (name or SPEC), or a recipe. By default the first network alone.
+        budgets: of a recipe with one Search, numbers of states: a row for each.
+        metric: the one that is compared, such as "Dice"; by default the usual one of the task.
+        margin: for the report's decision: the loss that is acceptable where a recipe is cheaper, in the metric's unit.
+        group: a column of csv data, or one value for each image: patient, video, site. Intervals are by group.
+        out: folder for rows.jsonl and for what a killed run continues from.
+        report: file for a page (.html).
+        weights, task, device, changes: as in `open_pipeline`.
+        limit, split: of the data.
+        seed: of the bootstrap.
+
+    Example: `rows = evaluate("timm:resnet18", "folder:val", recipe="flip"); print(rows[-1])`
+    """
+    _check(out, report, batch_size, seed)
+    recipes: list[Any] = list(recipe) if isinstance(recipe, list | tuple) else [recipe]
+    options = {"weights": weights, "device": device, "recipe": recipes[0] if recipes else "plain", **changes}
+    pipeline, images = open_labelled(model, data, task=task, limit=limit, split=split, **options)
+    scoring = scoring_of(pipeline, images, metric)
+    plan = plan_of(pipeline, recipes[1:], against, budgets, changes)
+    if progress and launched().leads:
+        print(images.legend, file=sys.stderr)
+    warn_of_batch_dependence(pipeline.better.networks, _examples(images, pipeline))
+    grouped = groups_of(images, group)
+    folder = None if out is None else Path(out)
+    keys = _keys(images, folder, progress)
+    warn_of_run(pipeline, plan.stored, keys)
+    with ExitStack() as stack:
+        us = stack.enter_context(world())
+        run = _run_digest(plan, scoring, images, keys, grouped)
+        if us.share(run) != run:
+            raise OptionError(
+                "evaluate: the processes have different models, data or options. Start all of them alike."
+            )
+        earlier = _earlier(folder, run)
+        cache = None if folder is None else folder / CACHE
+        measurements = measure(plan.variants, images, scoring, keys, cache, batch_size, us, progress)
+        rows: list[Row] = []
+        if us.leads:
+            common = _common(measurements)
+            chosen = None if grouped is None else np.asarray(grouped)[common[0].indices]
+            about = _about(pipeline, images, scoring, common[0], run, {"group": str(group or ""), "seed": seed})
+            rows = rows_of(plan, common, scoring, chosen, about, seed)
+            warn_of_rows(rows, pipeline, scoring, common[0])
+            if folder is not None:
+                write_rows(folder / ROWS, [*earlier, *rows])
+            if report is not None:
+                write_report(
+                    report, rows, {m.name: m.stats for m in common}, images, scoring, common[0].indices, margin
+                )
+        return us.share(rows)
+
+
+# ---------------------------------------------------------------- what is measured
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is measured, in the order of the rows.
+
+    Attributes:
+        first: the first network alone, whose forward pass costs 1.0.
+        baseline: name of the row that gains are over.
+        stored: the figures of recipe files.
+    """
+
+    variants: tuple[Variant, ...]
+    baseline: str
+    stored: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def recipes(self) -> dict[str, Variant]:
+        """The variant of each row, by the row's name."""
+        return {name: variant for variant in self.variants for name in variant.names()}
+
+
+def plan_of(
+    pipeline: Pipeline,
+    more: Sequence[str | Path | Recipe],
+    against: str | Path | Recipe | None,
+    budgets: Sequence[int] | None,
+    changes: Mapping[str, Any],
+) -> Plan:
+    """Each network alone, the baseline, and the recipes; nothing twice."""
+    alone = [network_alone(pipeline, name) for name in pipeline.networks]
+    variants = list(alone)
+    baseline = alone[0]
+    if against is not None:
+        baseline = _baseline(pipeline, against, alone)
+        variants = _with(variants, baseline)
+    pipelines = [pipeline, *(pipeline.with_recipe(recipe, **changes) for recipe in more)]
+    for own in pipelines:
+        name = recipe_name(own)
+        for variant in _at_budgets(Variant(name, own), budgets):
+            variants = _with(variants, variant)
+    stored = tuple(own.stored.figures for own in pipelines if own.stored is not None)
+    return Plan(tuple(variants), baseline.names()[0], stored)
+
+
+def network_alone(pipeline: Pipeline, name: str) -> Variant:
+    """One network of a pipeline, without a recipe."""
+    network = "base" if name == next(iter(pipeline.networks)) else name
+    recipe = Recipe((Stage(network=network),), pipeline.task, name="plain")
+    return Variant(pipeline.networks[name].spec, pipeline.with_recipe(recipe))
+
+
+def recipe_name(pipeline: Pipeline) -> str:
+    """What a recipe is called in a table: its name, or that of its file."""
+    path = pipeline.stored.path if pipeline.stored is not None else None
+    return pipeline.better.recipe.name or (path.stem if path is not None else "recipe")
+
+
+def _with(variants: list[Variant], variant: Variant) -> list[Variant]:
+    """With one more, unless it is among them; a name that is taken gets a number."""
+    digest = variant.pipeline.better.recipe.digest()
+    for other in variants:
+        same = other.pipeline.better.networks is variant.pipeline.better.networks or _same_networks(other, variant)
+        if same and other.pipeline.better.recipe.digest() == digest and other.budgets == variant.budgets:
+            return variants
+    taken = {name for other in variants for name in (other.name, *other.names())}
+    names = [variant.name, *(f"{variant.name} ({k})" for k in range(2, len(taken) + 3))]
+    free = next(name for name in names if name not in taken)
+    return [*variants, Variant(free, variant.pipeline, variant.budgets)]
+
+
+def _same_networks(one: Variant, other: Variant) -> bool:
+    mine, theirs = one.pipeline.better, other.pipeline.better
+    wanted = {name: mine.networks[name].model for name in mine.recipe.networks}
+    return all(name in theirs.networks and theirs.networks[name].model is m for name, m in wanted.items())
+
+
+def _at_budgets(variant: Variant, budgets: Sequence[int] | None) -> list[Variant]:
+    """A recipe that is one Search gives all budgets in one run; of others each is a run."""
+    if budgets is None:
+        return [variant]
+    wanted = tuple(sorted(set(budgets)))
+    recipe, own = variant.pipeline.better.recipe, variant.pipeline
+    if not wanted or any(type(b) is not int or b < 1 for b in wanted):
+        raise OptionError(f"budgets: got {list(budgets)!r}, expected whole numbers from 1 on, such as [1, 4, 10].")
+    if recipe.search is None:
+        raise OptionError(
+            f"budgets: the recipe {variant.name!r} has no single Search. Use recipe='paper', for example."
+        )
+    if len(recipe.stages) == 1:
+        return [Variant(variant.name, own.with_recipe(budget=max(wanted)), wanted)]
+    names = [f"{variant.name}, {b} state{'s' * (b > 1)}" for b in wanted]
+    return [Variant(name, own.with_recipe(budget=b)) for name, b in zip(names, wanted, strict=True)]
+
+
+def _baseline(pipeline: Pipeline, against: str | Path | Recipe, alone: Sequence[Variant]) -> Variant:
+    """A network of the pipeline by name or SPEC, another network by SPEC, or a recipe."""
+    for name, variant in zip(pipeline.networks, alone, strict=True):
+        if against in (name, variant.name):
+            return variant
+    if isinstance(against, str) and is_spec(against) and not against.endswith((".toml", ".json")):
+        networks = {**pipeline.networks, "against": load(against)}
+        return network_alone(open_pipeline(networks, recipe="plain", task=pipeline.task), "against")
+    other = pipeline.with_recipe(against)
+    return Variant(other.better.recipe.name or Path(str(against)).stem, other)
+
+
+# ---------------------------------------------------------------- rows
+def rows_of(
+    plan: Plan,
+    measurements: Sequence[Measurement],
+    scoring: Scoring,
+    groups: Any = None,
+    about: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """A row for each measurement, all of the same images. Cost 1.0 is the first one's."""
+    by_name = {m.name: m for m in measurements}
+    first, before = measurements[0], by_name[plan.baseline]
+    variants = plan.recipes
+    rows = []
+    for own in measurements:
+        compared = own is not before
+        gain = scoring.gain(before.stats, own.stats, groups, seed=seed) if compared else None
+        corrected, broken = scoring.changed(before.stats, own.stats)
+        costs, unit = _costs(own, first)
+        rows.append(
+            Row(
+                name=own.name,
+                images=count(own.stats),
+                metric=scoring.metric,
+                metrics=scoring.metrics(own.stats),
+                cost=mean_interval(costs, groups, seed),
+                gain=gain,
+                baseline=before.name if compared else "",
+                corrected=int(corrected.sum()),
+                broken=int(broken.sum()),
+                macs=float(own.macs.mean()),
+                seconds=_usual_seconds(own.seconds),
+                cost_unit=unit,
+                recipe=to_data(variants[own.name].pipeline.better.recipe),
+                provenance=dict(about or {}),
+            )
+        )
+    return rows
+
+
+def mean_interval(values: Array, groups: Any = None, seed: int = 0) -> ConfidenceInterval:
+    """The mean of new images, with the interval that holds it."""
+    mean, units = float(values.mean()), len(values) if groups is None else len(set(groups))
+    if units < 2 or float(np.ptp(values)) == 0:
+        return ConfidenceInterval(mean, mean, mean)
+    found = bootstrap_gain(lambda w: w @ values / w.sum(1), len(values), groups, seed=seed)
+    low, high = max(found.low, float(values.min())), min(found.high, float(values.max()))
+    return ConfidenceInterval(mean, min(low, mean), max(high, mean), found.level)
+
+
+def _costs(own: Measurement, first: Measurement) -> tuple[Array, str]:
+    """Of each image, in forward passes of the first network; by measured time where MACs cannot be counted."""
+    if own.macs.all() and first.macs.all():
+        return own.macs / first.macs, COST_UNIT
+    if own is first:
+        return np.ones(len(own.costs)), COST_UNIT
+    if np.isfinite(own.costs).all():
+        return own.costs, COST_UNIT
+    mine, usual = _usual_seconds(own.seconds), _usual_seconds(first.seconds)
+    ratio = mine / usual if mine and usual else float("nan")
+    return np.full(len(own.costs), ratio), TIME_UNIT
+
+
+def _usual_seconds(seconds: Array) -> float | None:
+    timed = seconds[np.isfinite(seconds)]
+    return float(np.median(timed)) if len(timed) else None
+
+
+def _common(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The images that every variant could measure, so that all rows are of the same ones."""
+    indices = measurements[0].indices
+    for other in measurements[1:]:
+        indices = np.intersect1d(indices, other.indices)
+    if len(indices) < 2:
+        raise OptionError(f"evaluate: got {len(indices)} images that could be measured, expected at least 2.")
+    return [m if len(m.indices) == len(indices) else m.only(indices) for m in measurements]
+
+
+# ---------------------------------------------------------------- set up
+def _check(out: Any, report: Any, batch_size: Any, seed: Any) -> None:
+    """What can be wrong before anything is loaded."""
+    for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+        whole = type(value) is int and least <= value < 2**63
+        if not whole and not (value is None and name == "batch_size"):
+            raise OptionError(f"{name}: got {value!r}, expected a whole number, {least} or more.")
+    for name, path in (("out", out), ("report", report)):
+        if not isinstance(path, str | Path | None):
+            raise OptionError(f"{name}: got {path!r}, expected a path.")
+    if report is not None:
+        check_report(report)
+    if out is not None:
+        check_folder(out, "out")
+    elif launched().size > 1:
+        raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'.")
+
+
+def _examples(images: Data, pipeline: Pipeline) -> torch.Tensor:
+    """A few images of one size, as the base network takes them."""
+    first = first_image(images)
+    return first[None].to(*place(pipeline.better.model))
+
+
+def _keys(images: Data, folder: Path | None, progress: bool) -> list[str]:
+    """What identifies each image; files that an earlier run has read are not read again."""
+    digests = FileDigests(None if folder is None else folder / CACHE)
+    digests.read(images.files(), progress and launched().leads)
+    return images.keys(digests)
+
+
+def _run_digest(plan: Plan, scoring: Scoring, images: Data, keys: Sequence[str], groups: Any) -> str:
+    """What these rows depend on."""
+    example = first_image(images)[None]
+    runs = [run_key(variant, scoring, example).digest for variant in plan.variants]
+    return text_digest([runs, list(keys), scoring.metric, plan.baseline, groups])[:16]
+
+
+def _earlier(folder: Path | None, run: str) -> list[Row]:
+    """Rows of other runs in the folder, which stay."""
+    path = None if folder is None else folder / ROWS
+    if path is None or not path.is_file():
+        return []
+    return [row for row in read_rows(path) if row.provenance.get("run") != run]
+
+
+def _about(
+    pipeline: Pipeline, images: Data, scoring: Scoring, first: Measurement, run: str, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What it takes to measure these rows again."""
+    data = images.name if not isinstance(images, FromBatches) else f"{len(images)} images in batches"
+    return {
+        "model": pipeline.spec,
+        "weights": pipeline.weights,
+        "data": data,
+        "task": scoring.task,
+        "unreadable": len(first.errors),
+        "device": place(pipeline.better.model)[0].type,
+        "run": run,
+        **more,
+        **provenance(),
+    }

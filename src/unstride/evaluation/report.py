@@ -1,0 +1,238 @@
+"""Rows as one self-contained page: the decision, gain against cost, the images and the classes that changed.
+
+write_report("report.html", rows, {"resnet18": before, "flip": after}, data, scoring)
+
+The page needs nothing from elsewhere, and prints well. `tune` writes its own with the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from unstride.data.batches import FromBatches
+from unstride.errors import DataError
+from unstride.evaluation.decisions import Decision
+from unstride.evaluation.intervals import PairedCounts, paired_gain
+from unstride.evaluation.labelled import Data
+from unstride.evaluation.metric_names import shown
+from unstride.evaluation.metrics import Array, reliability
+from unstride.evaluation.plots import gain_against_cost
+from unstride.evaluation.rows import Row, cells, decision_of, describe_cost
+from unstride.evaluation.scoring import Scoring, Stats, count
+from unstride.show.answers import class_name
+from unstride.show.charts import Chart, Point, Series
+from unstride.show.html import (
+    Block,
+    Facts,
+    Figure,
+    Note,
+    Section,
+    Table,
+    Text,
+    Thumbnail,
+    Thumbnails,
+    render_report,
+)
+from unstride.storage.artefacts import write_file
+from unstride.storage.files import check_file
+
+EXAMPLES = 8  # images of each kind
+SIDE = 200  # pixels of a thumbnail
+CLASSES = 12  # that gain most, and that lose most
+
+Strip = Callable[[int], Image.Image]  # of an image by its index: what both predict for it
+
+
+def check_report(path: str | Path) -> None:
+    """An error if a page cannot be written there, raised before hours of work."""
+    check_file(Path(path), "report", (".html", ".htm"))
+
+
+def write_report(
+    path: str | Path,
+    rows: Sequence[Row],
+    stats: Mapping[str, Stats],
+    data: Data,
+    scoring: Scoring,
+    indices: NDArray[np.int64] | None = None,
+    margin: float | None = None,
+    decision: Decision | str | None = None,
+    chosen: str | None = None,
+    strip: Strip | None = None,
+    title: str = "",
+) -> Path:
+    """Write the page.
+
+    Args:
+        rows: the baseline is the one without a gain.
+        stats: of the images, by the rows' names; at least the baseline's and the chosen one's.
+        indices: of each image in the stats, its index in the data. By default they are all of the data.
+        margin: as in `decision_of`, where no `decision` is given.
+        decision: the sentence at the top.
+        chosen: name of the row that is compared with the baseline; by default the last one.
+        strip: draws both predictions of an image, for maps.
+    """
+    baseline = next(row for row in rows if row.gain is None)
+    row = next(r for r in rows if r.name == chosen) if chosen is not None else rows[-1]
+    sections = [_decision_section(rows, baseline, row, decision, margin), _rows_section(rows, row)]
+    if row is not baseline and {row.name, baseline.name} <= set(stats):
+        before, after = stats[baseline.name], stats[row.name]
+        places = np.arange(count(before)) if indices is None else indices
+        sections += [
+            Section("Images that changed", (_examples(data, scoring, before, after, places, strip),)),
+            *_reliability(before, after, baseline.name, row.name),
+            *_classes(scoring, before, after),
+        ]
+    sections.append(_provenance(row))
+    about = row.provenance
+    heading = title or f"{about.get('model', row.name)} on {about.get('data', data.name)}"
+    page = render_report(heading, sections, f"{row.images:,} images, {row.metric} compared with {baseline.name}")
+    return write_file(Path(path), page.encode())
+
+
+# ---------------------------------------------------------------- sections
+def _decision_section(
+    rows: Sequence[Row], baseline: Row, row: Row, decision: Decision | str | None, margin: float | None
+) -> Section:
+    if decision is None and row is not baseline:
+        decision = decision_of(row, rows, margin)
+    facts = [(shown(baseline.metric, baseline.value), f"{baseline.metric} of {baseline.name}")]
+    if row is not baseline:
+        facts.append((shown(row.metric, row.value), f"{row.metric} of {row.name}"))
+        facts.append((describe_cost(row.cost), f"expected cost, {row.cost_unit}"))
+    return Section("Decision", (Text(str(decision or "Only the baseline was measured.")), Facts(tuple(facts))))
+
+
+def _rows_section(rows: Sequence[Row], row: Row) -> Section:
+    titles, lines = cells(rows)
+    strong = frozenset(k for k, other in enumerate(rows) if other is row)
+    figure = Figure(gain_against_cost(rows, {row.name}), "gain against cost", "Every alternative, named at the right.")
+    table = Table(tuple(titles), tuple(map(tuple, lines)), "Costs and times are multiples of the first row's.", strong)
+    return Section("Gain against cost", (figure, table))
+
+
+def _examples(
+    data: Data, scoring: Scoring, before: Stats, after: Stats, places: NDArray[np.int64], strip: Strip | None
+) -> Block:
+    if isinstance(data, FromBatches):
+        return Text("Images are shown for data that is named, not for batches.")
+    better, worse = scoring.changed(before, after)
+    change = scoring.loss(after) - scoring.loss(before)
+    thumbs: list[Thumbnail] = []
+    for mark, rows, sign in (("corrected", better, 1), ("broken", worse, -1)):
+        order = sorted(np.flatnonzero(rows), key=lambda k: sign * change[k])
+        for k in order[:EXAMPLES]:
+            drawn = _thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, strip)
+            thumbs += [] if drawn is None else [drawn]
+    if not thumbs:
+        return Text("No image is corrected or broken.")
+    counts = f"{int(better.sum()):,} corrected, {int(worse.sum()):,} broken."
+    return Thumbnails(tuple(thumbs), f"{counts} Those that change most:", wide=strip is not None)
+
+
+def _thumbnail(data: Any, index: int, caption: str, mark: str, strip: Strip | None) -> Thumbnail | None:
+    try:
+        image = strip(index) if strip is not None else data[index].image().convert("RGB")
+    except (DataError, OSError):  # it was there when it was measured
+        return None
+    if strip is None:
+        image.thumbnail((SIDE, SIDE))
+    return Thumbnail(image, caption or data[index].id, mark)
+
+
+def _caption(scoring: Scoring, before: Stats, after: Stats, k: int) -> str:
+    if "predicted" in before:
+        names = [class_name(scoring.classes, int(s[name][k])) for s, name in _labels(before, after)]
+        return f"{names[0]}: {names[1]} → {names[2]}"
+    was, now = (float(scoring.loss({n: np.asarray(v) for n, v in s.items()})[k]) for s in (before, after))
+    return f"error {was:.3g} → {now:.3g}" if "pairs" not in before else ""
+
+
+def _labels(before: Stats, after: Stats) -> list[tuple[Stats, str]]:
+    return [(before, "label"), (before, "predicted"), (after, "predicted")]
+
+
+def _reliability(before: Stats, after: Stats, *names: str) -> list[Section]:
+    """Confidence against accuracy, before and after."""
+    if "confidence" not in before:
+        return []
+    charts = []
+    for name, stats in zip(names, (before, after), strict=True):
+        bins = reliability(stats["confidence"], stats["correct"])
+        own = Series("measured", tuple(Point(c, a, label=f"{n:,} images") for c, a, n in bins))
+        ideal = Series("calibrated", (Point(0.0, 0.0), Point(1.0, 1.0)))
+        charts.append(Chart(name, "confidence", "accuracy", (own, ideal)))
+    return [Section("Reliability before and after", (*charts, Text("A calibrated model lies on the diagonal.")))]
+
+
+# ---------------------------------------------------------------- classes
+def _classes(scoring: Scoring, before: Stats, after: Stats) -> list[Section]:
+    was, now = scoring.by_class(before), scoring.by_class(after)
+    if was is None or now is None or len(was) < 2:
+        return []
+    size = max(len(was), len(now))
+    was, now = (np.pad(v, (0, size - len(v)), constant_values=np.nan) for v in (was, now))
+    change = now - was
+    known = np.flatnonzero(np.isfinite(change) & (change != 0))
+    if not len(known):
+        return [Section("Classes", (Text("No class changes."),))]
+    order = known[np.argsort(change[known], kind="stable")]
+    listed = list(dict.fromkeys([*order[:CLASSES], *order[-CLASSES:]]))
+    sizes = _class_sizes(before, size)
+    lines = tuple(
+        (
+            class_name(scoring.classes, int(k)),
+            f"{sizes[k]:,}" if sizes is not None else "",
+            f"{100 * was[k]:.1f}",
+            f"{100 * now[k]:.1f}",
+            f"{100 * change[k]:+.1f}",
+        )
+        for k in listed
+    )
+    table = Table(("class", "images", "before, %", "after, %", "change, points"), lines)
+    losers = losing_classes(scoring, before, after, change)
+    return [Section("Classes", (*losers, table))]
+
+
+def losing_classes(scoring: Scoring, before: Stats, after: Stats, change: Array) -> tuple[Note, ...]:
+    """A warning that names the classes that lose: those that lose significantly, or at least 5 points of 20 images."""
+    losers = []
+    for k in np.flatnonzero(change < 0):
+        if "predicted" in before:
+            rows = np.asarray(before["label"]) == k
+            pairs = PairedCounts.from_correct(np.asarray(before["correct"])[rows], np.asarray(after["correct"])[rows])
+            gain = paired_gain(pairs)
+            worse = gain.high < 0 or (gain.estimate <= -0.05 and int(rows.sum()) >= 20)
+        else:
+            worse = change[k] <= -0.01
+        if worse:
+            losers.append((float(change[k]), class_name(scoring.classes, int(k))))
+    if not losers:
+        return ()
+    named = ", ".join(f"{name} ({100 * c:+.1f} points)" for c, name in sorted(losers)[:CLASSES])
+    more = f", and {len(losers) - CLASSES} more" if len(losers) > CLASSES else ""
+    return (Note(f"Classes that lose: {named}{more}. Check them before you use the recipe."),)
+
+
+def _class_sizes(stats: Stats, size: int) -> NDArray[np.int64] | None:
+    return np.bincount(np.asarray(stats["label"]), minlength=size) if "label" in stats else None
+
+
+def _provenance(row: Row) -> Section:
+    """What it takes to measure it again."""
+    about = {k: v for k, v in row.provenance.items() if v not in ("", None)}
+    lines = [
+        (str(k), ", ".join(f"{n} {x}" for n, x in v.items()) if isinstance(v, Mapping) else str(v))
+        for k, v in about.items()
+    ]
+    return (
+        Section("How it was measured", (Table(("what", "value"), tuple(lines)),))
+        if lines
+        else Section("How it was measured", (Text("On the images of this run."),))
+    )
