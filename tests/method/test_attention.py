@@ -7,8 +7,6 @@ from torch import Tensor
 
 from unstride.errors import OptionError
 from unstride.method.attention import Attended, Attention
-from unstride.procedure.aggregate import Attended as AttendedBefore
-from unstride.procedure.aggregate import Attention as AttentionBefore
 
 
 def filled(channels: int = 6, heads: int = 1) -> Attention:
@@ -25,21 +23,18 @@ def maps(*shape: int) -> Tensor:
 
 def reference(attention: Attention) -> Learned:
     return Learned(
-        attention.query.weight[0],
-        attention.key.weight[0],
-        attention.out,
-        float(attention.query.bias),
-        float(attention.key.bias),
+        attention.query.weight, attention.key.weight, attention.out, attention.query.bias, attention.key.bias
     )
 
 
 SHAPES = pytest.mark.parametrize("shape", [(6, 3, 4), (6,)], ids=["map", "vector"])
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3])
 @SHAPES
 @torch.no_grad()
-def test_one_head_is_the_papers_formula(shape: tuple[int, ...]) -> None:
-    attention, f = filled(), maps(2, 5, *shape)
+def test_the_module_is_the_papers_formula(shape: tuple[int, ...], heads: int) -> None:
+    attention, f = filled(6, heads), maps(2, 5, *shape)
     expected = torch.cat([reference(attention).aggregate(own) for own in f])
     torch.testing.assert_close(attention(f), expected)
     torch.testing.assert_close(attention.criterion(f), torch.tensor([reference(attention).criterion(own) for own in f]))
@@ -73,20 +68,6 @@ def test_a_seed_gives_the_same_module_and_leaves_the_global_random_state_alone()
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@SHAPES
-@torch.no_grad()
-def test_one_head_equals_the_procedure_before(shape: tuple[int, ...]) -> None:
-    attention, f = filled(), maps(3, 5, *shape)
-    before = AttentionBefore(6)
-    before.load_state_dict(attention.state_dict())
-    kept, kept_before = Attended(attention, 3), AttendedBefore(before, 3)
-    for s in range(5):
-        kept.add(range(3), f[:, s])
-        kept_before.add([0, 1, 2], f[:, s], torch.ones(3), None)
-    torch.testing.assert_close(kept.value(), kept_before.value())
-    torch.testing.assert_close(torch.tensor(kept.criteria([2, 0])), torch.tensor(kept_before.criteria([2, 0])))
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -135,30 +135,37 @@ def weighted(f: Tensor, w: Tensor) -> Tensor:
 
 @dataclass
 class Learned:
-    """The three parameters of the appendix, "Attention module", with the biases of its linear layers."""
+    """The three parameters of the appendix, "Attention module", with the biases of its linear layers.
 
-    w_q: Tensor  # (c,)
+    The appendix has one head, Linear(in=c, out=1); the text says multi-head: then each attends to its own channels.
+    """
+
+    w_q: Tensor  # (heads, c)
     w_k: Tensor
-    w_o: Tensor
-    b_q: float = 0.0
-    b_k: float = 0.0
+    w_o: Tensor  # (c,)
+    b_q: Tensor  # (heads,)
+    b_k: Tensor
 
-    def attention(self, f: Tensor) -> Tensor:
-        """Eq. 5 at each location: W (S, S', h, w)."""
-        q = torch.einsum("s c ..., c -> s ...", f, self.w_q) + self.b_q
-        k = torch.einsum("s c ..., c -> s ...", f, self.w_k) + self.b_k
-        scores = torch.exp(q[:, None] * k[None])
-        return scores / scores.sum(1, keepdim=True)
+    def attention(self, f: Tensor) -> list[Tensor]:
+        """Eq. 5 at each location: W (S, S', h, w) of each head."""
+        W = []
+        for head in range(len(self.w_q)):
+            q = torch.einsum("s c ..., c -> s ...", f, self.w_q[head]) + self.b_q[head]
+            k = torch.einsum("s c ..., c -> s ...", f, self.w_k[head]) + self.b_k[head]
+            scores = torch.exp(q[:, None] * k[None])
+            W.append(scores / scores.sum(1, keepdim=True))
+        return W
 
     def aggregate(self, f: Tensor) -> Tensor:
         """Eq. 6 with MLP(x) = w_o * x and v = f."""
-        attended = torch.einsum("s t ..., t c ... -> s c ...", self.attention(f), f)
+        pairs = zip(self.attention(f), f.chunk(len(self.w_q), 1), strict=True)
+        attended = torch.cat([torch.einsum("s t ..., t c ... -> s c ...", W, v) for W, v in pairs], 1)
         w_o = self.w_o.view(1, -1, *[1] * (f.ndim - 2))
         return (f + w_o * attended).mean(0, keepdim=True)
 
     def criterion(self, f: Tensor) -> list[float]:
         """Eq. 11 with the sum over the states that give attention: the printed sum over s' is 1 for every state."""
-        received = self.attention(f).sum(0)
+        received = torch.stack([W.sum(0) for W in self.attention(f)], 1)
         return [1 / float(own.mean()) for own in received]
 
 
@@ -222,6 +229,7 @@ class Paper:
     criterion: str | Callable[[State], float] = "entropy"  # entropy, learned, displacement, or any function (random)
     space: str = "features"
     down: str = "average"
+    border: str = "zeros"  # ours: "renormalise" divides by the part of a cell that the shifted map covers
     stop: str = "exact"
     entropy_of: str = "aligned"  # or "unaligned": of the state's own prediction
     learned: Learned | None = None
@@ -235,11 +243,13 @@ class Paper:
     def predict(self, image: Tensor, states: list[State]) -> Tensor:
         """y = C(A(F)) over these states."""
         f, _, logits = self.all_of(image, states)
+        cover = torch.cat([self.cover(f, s) for s in states])
         match self.aggregate:
             case "mean":
-                total = mean(f)
+                total = mean(f) if self.border == "zeros" else weighted(f, cover)
             case "entropy":
-                total = weighted(f, entropy_weights(logits))
+                w = entropy_weights(logits)
+                total = weighted(f, w if self.border == "zeros" else w.view(len(f), *[1] * (f.ndim - 2)) * cover)
             case "max":
                 total = f.amax(0, keepdim=True)
             case "learned":
@@ -258,8 +268,16 @@ class Paper:
                 self.maps[s] = own, own, own
             else:
                 f = align(f, displacement(s, self.net.rates), math.prod(self.net.rates), self.down)
+                f = f if self.border == "zeros" else f / self.cover(f, s).unsqueeze(1).clamp(min=1e-12)
                 self.maps[s] = f, own, self.net.classify(f) if self.entropy_of == "aligned" else own
         return self.maps[s]
+
+    def cover(self, f: Tensor, s: State) -> Tensor:
+        """The part of each cell that the shifted map covers: (1, h, w)."""
+        ones = torch.ones(1, 1, *f.shape[2:])
+        if f.ndim > 2:
+            ones = align(ones, displacement(s, self.net.rates), math.prod(self.net.rates), self.down)
+        return ones[0]
 
     def criteria(self, image: Tensor, states: list[State]) -> list[float]:
         match self.criterion:

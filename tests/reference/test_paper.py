@@ -12,6 +12,10 @@ from reference.paper import Learned, Net, Paper, State, align, displacement
 from torch import Tensor, nn
 
 import unstride
+from unstride.errors import OptionError
+from unstride.geometry.states import State as OurState
+from unstride.method.attention import Attention
+from unstride.method.criteria import image_digest, random_criterion, random_criterion_per_image
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 RESNET_GROUPS = [
@@ -21,7 +25,6 @@ RESNET_GROUPS = [
     ["layer3.0.conv1", "layer3.0.downsample.0"],
     ["layer4.0.conv1", "layer4.0.downsample.0"],
 ]
-ENTROPY_OF = "unaligned"  # of the engine's criterion, and of its weights in classification; the paper's is "aligned"
 SEARCHED = (2, 3, 4)  # of five layers, the paper leaves out the first and the last
 
 
@@ -36,26 +39,20 @@ class Ours:
 
 
 def ours(model: nn.Module, images: Tensor, learned: Learned | None = None, **changes: object) -> list[Ours]:
-    """The paper's recipe as printed, but for `changes`."""
-    names = {"learned": "attention"}
-    changes["aggregate"] = names.get(changes["aggregate"], changes["aggregate"])
-    better = unstride.enhance(model, images[:1], recipe="paper", border="zeros", optimise=False, **changes)
+    """`recipe="paper"` as it is, but for `changes`."""
+    task = changes.pop("task", "classification")
+    recipe = "paper" if learned is None else "paper-learned"
+    better = unstride.enhance(model, recipe=recipe, task=task, **changes)
     if learned is not None:
-        better.attention.load_state_dict(
-            {
-                "query.weight": learned.w_q[None],
-                "query.bias": torch.tensor([learned.b_q]),
-                "key.weight": learned.w_k[None],
-                "key.bias": torch.tensor([learned.b_k]),
-                "out": learned.w_o,
-            }
-        )
+        better.attention = Attention(len(learned.w_o), len(learned.w_q))
+        parts = {"query.weight": learned.w_q, "query.bias": learned.b_q, "key.weight": learned.w_k}
+        better.attention.load_state_dict({**parts, "key.bias": learned.b_k, "out": learned.w_o})
     return [
         Ours(
-            [v.state.selections for v in p.states],
+            [v.state.selections for v in p.passes],
             [(e.state.selections, e.layer) for e in p.expansions],
-            torch.stack([v.logits for v in p.states]),
-            p.logits,
+            torch.stack([v.output for v in p.passes]),
+            p.output,
         )
         for p in better.explain(images)
     ]
@@ -89,11 +86,12 @@ def images() -> Tensor:
     return torch.randn(2, 3, 96, 64, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module")
-def learned() -> Learned:
+def learned(heads: int) -> Learned:
     generator = torch.Generator().manual_seed(2)
-    w_q, w_k, w_o = (torch.randn(512, generator=generator) for _ in range(3))
-    return Learned(w_q * 0.02, w_k * 0.02, w_o * 0.3, 0.1, -0.2)
+    w_q, w_k = (torch.randn(heads, 512, generator=generator) * 0.02 for _ in range(2))
+    w_o = torch.randn(512, generator=generator) * 0.3
+    b_q, b_k = (torch.randn(heads, generator=generator) * 0.2 for _ in range(2))
+    return Learned(w_q, w_k, w_o, b_q, b_k)
 
 
 def same(expected: Paper, images: Tensor, results: list[Ours]) -> None:
@@ -111,14 +109,70 @@ def same(expected: Paper, images: Tensor, results: list[Ours]) -> None:
 @pytest.mark.parametrize("aggregate", ["mean", "entropy", "max"])
 @pytest.mark.parametrize("space", ["features", "logits"])
 def test_the_engine_does_what_the_paper_says(net: Net, images: Tensor, space: str, aggregate: str, budget: int) -> None:
-    expected = Paper(net, SEARCHED, budget, aggregate, space=space, entropy_of=ENTROPY_OF)
+    expected = Paper(net, SEARCHED, budget, aggregate, space=space)
     same(expected, images, ours(net.model, images, aggregate=aggregate, space=space, budget=budget))
+
+
+def test_the_recipe_paper_is_the_paper_as_printed(net: Net, images: Tensor) -> None:
+    """No switch at all: budget 10, entropy, the aligned map, zeros at the border, exactly B states."""
+    results = ours(net.model, images)
+    same(Paper(net, SEARCHED, 10), images, results)
+    assert all(len(result.states) == 10 and result.states[0] == net.zero for result in results)
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "entropy"])
+@pytest.mark.parametrize(
+    ("reference", "changes"),
+    [
+        ({"down": "nearest"}, {"align": "nearest"}),
+        ({"border": "renormalise"}, {"border": "renormalise"}),
+        ({"stop": "literal"}, {"stop": "literal"}),
+        ({"border": "renormalise", "stop": "literal"}, {"border": "renormalise", "stop": "literal"}),
+    ],
+    ids=["nearest", "renormalise", "literal", "both"],
+)
+def test_every_switch_is_the_references(
+    net: Net, images: Tensor, aggregate: str, reference: dict[str, str], changes: dict[str, str]
+) -> None:
+    expected = Paper(net, SEARCHED, 5, aggregate, **reference)
+    results = ours(net.model, images, aggregate=aggregate, budget=5, **changes)
+    same(expected, images, results)
+    if "stop" in changes:
+        assert all(len(result.states) == 7 for result in results)  # |S| = 4 <= 5: one more expansion of three
+
+
+def test_entropy_of_the_unaligned_map(net: Net, images: Tensor) -> None:
+    expected = Paper(net, SEARCHED, 10, entropy_of="unaligned")
+    changes = {"criterion": "entropy-unaligned", "aggregate": "entropy-unaligned"}
+    same(expected, images, ours(net.model, images, **changes))
+
+
+def test_random_criteria(net: Net, images: Tensor) -> None:
+    """One order for all images, or an order of its own for each."""
+    results = ours(net.model, images, criterion="random", seed=3)
+    same(Paper(net, SEARCHED, 10, criterion=lambda s: random_criterion(OurState(s), 3)), images, results)
+    assert results[0].states == results[1].states
+    results = ours(net.model, images, criterion="random-per-image", seed=3)
+    for image, result in zip(images, results, strict=True):
+        digest = image_digest(image)
+        own = Paper(net, SEARCHED, 10, criterion=lambda s, d=digest: random_criterion_per_image(OurState(s), 3, d))
+        same(own, image[None], [result])
+    assert results[0].states != results[1].states
+
+
+def test_without_alignment(net: Net, images: Tensor) -> None:
+    """The ablation of Table 4: maps of different states are added where they lie."""
+    result = ours(net.model, images[:1], align="none", aggregate="mean", budget=4)[0]
+    with torch.no_grad():
+        f = torch.cat([net.features(images[:1], s) for s in result.states])
+        expected = net.classify(f.mean(0, keepdim=True))[0]
+    torch.testing.assert_close(result.logits, expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("layers", [(1, 2, 3, 4, 5), (2, 3, 4, 5), (1, 2)])
 def test_other_search_spaces(net: Net, images: Tensor, layers: tuple[int, ...]) -> None:
     """Delta and T count all layers before a layer, searched or not."""
-    expected = Paper(net, layers, 12, "mean", entropy_of=ENTROPY_OF)
+    expected = Paper(net, layers, 12, "mean")
     same(expected, images, ours(net.model, images, aggregate="mean", layers=layers, budget=12))
 
 
@@ -127,11 +181,29 @@ def test_nearest_first(net: Net, images: Tensor) -> None:
     same(expected, images, ours(net.model, images, aggregate="mean", criterion="displacement", budget=10))
 
 
+@pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("budget", [4, 10])
-def test_learned_aggregation_and_criterion(net: Net, images: Tensor, learned: Learned, budget: int) -> None:
-    expected = Paper(net, SEARCHED, budget, "learned", "learned", learned=learned)
-    changes = {"aggregate": "learned", "criterion": "learned", "budget": budget}
-    same(expected, images, ours(net.model, images, learned, **changes))
+def test_learned_aggregation_and_criterion(net: Net, images: Tensor, heads: int, budget: int) -> None:
+    expected = Paper(net, SEARCHED, budget, "learned", "learned", learned=learned(heads))
+    same(expected, images, ours(net.model, images, learned(heads), budget=budget))
+
+
+def test_learned_aggregation_without_a_fit_is_an_error(net: Net, images: Tensor) -> None:
+    with pytest.raises(OptionError, match="needs a fitted attention"):
+        ours(net.model, images, aggregate="learned", criterion="learned")
+
+
+def test_a_search_inside_each_view(net: Net, images: Tensor) -> None:
+    """Appendix A1: the search runs in every augmented image, and the logits of the views are averaged."""
+    recipe = unstride.Recipe((unstride.Stage(("plain", "flip"), unstride.Search(5), aggregate="entropy"),))
+    better = unstride.enhance(net.model, recipe=recipe)
+    total = 0.0
+    for view in (images, images.flip(-1)):
+        paper = Paper(net, SEARCHED, 5)
+        with torch.no_grad():
+            logits = [paper.predict(x[None], paper.search(x[None]).states) for x in view]
+        total = total + torch.cat(logits) / 2
+    torch.testing.assert_close(better(images), total, **TOLERANCE)
 
 
 # -- the reference by itself
@@ -187,8 +259,7 @@ def test_segmentation_is_the_same_for_each_pixel(aggregate: str, budget: int) ->
     images = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(4))
     net = Net(model, [["a"], ["b"], ["c"]], "up", lambda f: f)
     results = ours(model, images, aggregate=aggregate, budget=budget, task="segmentation")
-    # today the criterion reads a state's own map, and the weights of the aggregation read the aligned map
-    search = Paper(net, (1, 2, 3), budget, entropy_of=ENTROPY_OF)
+    search = Paper(net, (1, 2, 3), budget)
     for image, result in zip(images, results, strict=True):
         with torch.no_grad():
             assert result.states == search.search(image[None]).states
