@@ -1,119 +1,123 @@
-"""`unstride bench SPEC`: what the procedure costs on this machine."""
+"""`unstride bench SPEC`: time, cost and memory of a recipe beside the base model in several forms, on this machine."""
 
-import sys
+from __future__ import annotations
+
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import AnyWeights, AsJson, Budgets, ImageSize, Plot, Spec, numbers
+from unstride.cli.options import AsJson, Budgets, Device, ImageSize, Seed, Specs, Task, Weights, numbers
 from unstride.cli.printing import print_table, screen
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
 if TYPE_CHECKING:
-    from unstride.evaluation.benching import Bench, BenchRow
+    from unstride.evaluation.bench import BenchResult
+    from unstride.pipeline import Pipeline
 
 
 def register(app: typer.Typer) -> None:
     app.command()(bench)
 
 
-@takes_recipe("budget")
+@takes_recipe
 def bench(
-    spec: Spec,
-    asked: Asked,
-    budget: Budgets = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4",
+    recipe: RecipeOptions,
+    specs: Specs = None,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option(help="Images or folders, so that gates decide as they do on yours. Default: noise."),
+    ] = None,
     image_size: ImageSize = None,
-    weights: AnyWeights = None,
-    learned: Annotated[bool, typer.Option("--learned", help="With the learned aggregation and criterion.")] = False,
-    growth: Annotated[
-        bool, typer.Option("--growth", help="Then also how cost grows with states (to 256), batch and image size.")
-    ] = False,
-    repeats: Annotated[
-        int, typer.Option(min=1, max=1000, help="Times that everything is measured; medians count.")
-    ] = 5,
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Time for it (without --growth): fewer repeats, and what does not fit is said.")
-    ] = 40,
-    plot: Plot = None,
+    batch_sizes: Annotated[str, typer.Option(help="Images per batch, such as 1,8.")] = "1,8",
+    budgets: Budgets = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for the measurement.")] = 60.0,
+    weights: Weights = "any",
+    task: Task = None,
+    device: Device = "auto",
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure time, work and memory against the plain forward, and against flips and crops with as many views.
+    """Measure how long a recipe takes, beside what it costs.
 
-    Without --budget: 4 and 10 states of the paper's search, or as many as a recipe of your own asks for; one with
-    stages of looks is measured after each stage.
+    Rows: the base model called directly (eager), in the memory format channels_last, in ONNX Runtime, and the recipe.
+    They take turns, and times are multiples of the eager model's. A warning says where time is more than 1.25 times
+    the cost. Weights and images of noise are enough: time does not depend on them, but for gates.
     """
-    from unstride import models
-    from unstride.evaluation import benching
+    from unstride.evaluation.bench import bench as measure
 
-    if plot is not None:
-        from unstride.show.style import check_target
-
-        check_target(plot)
-    budgets = None if budget is None else numbers("--budget", budget)
-    loaded = models.load(spec, weights=weights)
-    result = benching.bench(
-        loaded.model,
-        loaded.example(image_size),
-        budgets,
-        numbers("--batch", batch, 4096),
-        task=loaded.task or "classification",
-        learned=learned,
-        growth=growth,
-        repeats=repeats,
+    sizes = numbers("--batch-sizes", batch_sizes, 100_000)
+    wanted = [] if budgets is None else numbers("--budgets", budgets)
+    pipeline = recipe.pipeline(specs, weights, task, device)
+    inputs = _images(pipeline, images, image_size, max(sizes), seed)
+    result = measure(
+        pipeline.better,
+        inputs,
+        budgets=wanted,
+        batch_sizes=sizes,
+        noise=not images,
         seconds=seconds,
-        progress=not as_json or sys.stderr.isatty(),
-        **{"preprocess": loaded.preprocess, **asked.options()},
+        progress=True,
     )
-    if plot is not None:
-        from unstride.evaluation.cost import plot_bench
-        from unstride.show.style import save
-
-        plot = save(plot_bench(result, spec), plot)
     if as_json:
-        typer.echo(strict_json.dumps({"spec": spec, **result.to_json()}))
-        return
-    _show(spec, result)
-    if plot is not None:
-        typer.echo(f"plot: {plot}")
+        typer.echo(strict_json.dumps({"spec": pipeline.spec, **result.to_json()}))
+    else:
+        _show(pipeline.spec, result)
 
 
-def _show(spec: str, result: "Bench") -> None:
-    console = screen()
-    where = f"{result.device}, {result.threads} thread{'s' * (result.threads != 1)}"
-    print_table(console, _table(f"{spec}: {result.plain_macs / 1e9:.2f} GMACs, {where}", result.rows))
-    for kind, rows in result.growth.items():
-        print_table(console, _table(f"growth with {kind}", rows))
-    for size, states in result.left_out:
-        console.print(f"left out: {states} states at batch {size}; give more --seconds")
-    console.print("x: times the plain forward of the same batch, medians of turns in this run")
-    console.print(
-        "work: MACs of the states' prefix trie; TTA: flips and crops, as many views; memory: beyond the weights"
-    )
+def _images(pipeline: Pipeline, paths: Sequence[Path] | None, size: int | None, count: int, seed: int) -> Any:
+    """The user's images, or noise; of several networks as PIL images, which each of them prepares for itself."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from unstride.models.weights import place
+    from unstride.views.images import find_images, open_image
+
+    if paths:
+        if size is not None:
+            raise typer.BadParameter("--image-size: the images have a size of their own, so leave it out.")
+        return [open_image(path) for path in find_images(list(paths))[: max(16, count)]]
+    example = pipeline.base.example(size)
+    if len(pipeline.networks) > 1 and size is None:
+        values = np.random.default_rng(seed).integers(0, 256, (max(16, count), 256, 256, 3), dtype=np.uint8)
+        return [Image.fromarray(noise) for noise in values]
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(max(16, count), *example.shape[1:], generator=generator).to(*place(pipeline.better.model))
 
 
-def _table(title: str, rows: Sequence["BenchRow"]) -> Any:
+def _show(spec: str, result: BenchResult) -> None:
     from rich.table import Table
 
-    full = any(row.tta is not None or row.memory is not None for row in rows)
-    sizes = len({row.image for row in rows}) > 1
-    names = [*(["image"] if sizes else []), "batch", "states", "time", "work", "time/work", "images/s"]
-    shown = Table(title=title)
-    for name in names + (["TTA time", "memory"] if full else []):
-        shown.add_column(name, justify="right")
-    plain: tuple[int, tuple[int, ...]] | None = None
-    for row in rows:
-        at = ["x".join(map(str, row.image))] * sizes + [str(row.batch)]
-        if plain != (row.batch, row.image):
-            plain = (row.batch, row.image)
-            shown.add_section()
-            shown.add_row(*at, "plain", f"{row.plain_ms:.1f} ms", "", "", f"{row.batch / row.plain_ms * 1e3:.1f}")
-        cells = [*at, str(row.budget), f"{row.time:.2f}x", f"{row.macs:.2f}x", f"{row.overhead:.2f}"]
-        cells.append(f"{row.images_per_second:.1f}")
-        if full:
-            cells.append("-" if row.tta is None else f"{row.tta:.2f}x")
-            cells.append("-" if row.memory is None else f"{row.memory:.2f}x")
-        shown.add_row(*cells)
-    return shown
+    threads = f"{result.threads} thread{'' if result.threads == 1 else 's'}"
+    table = Table(title=f"{spec}: {result.base_macs / 1e9:.3g} GMACs, {result.device}, {threads}")
+    for title in ("", "batch", "time", "cost", "images/s", "memory", "own passes"):
+        table.add_column(title, justify="right" if title else "left")
+    size = None
+    for row in result.rows:
+        if row.batch_size != size:
+            table.add_section()
+            size = row.batch_size
+        table.add_row(
+            row.name,
+            str(row.batch_size),
+            str(row.time),
+            "" if row.cost is None else f"{row.cost:.2f}",
+            f"{row.images_per_second:.1f}",
+            "" if row.memory is None else f"{row.memory:.2f}x",
+            "" if row.alone is None else f"{row.alone:.2f}x",
+        )
+    console = screen()
+    print_table(console, table)
+    console.print(
+        "time, memory: multiples of the eager model's; cost: in its forward passes; own passes: time as a multiple of "
+        "the same passes run alone",
+        highlight=False,
+    )
+    for row in result.rows:
+        if row.warning:
+            console.print(row.warning, markup=False, highlight=False)
+    for reason in result.left_out:
+        console.print(f"left out: {reason}", markup=False, highlight=False)
