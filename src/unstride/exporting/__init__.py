@@ -1,11 +1,10 @@
-"""A recipe as a graph that other programs run: ONNX or torch.export's .pt2.
+"""A recipe as one file for other runtimes: `.onnx` with its gates inside, or `.pt2` without gates.
 
-In: a model with a recipe of fixed looks. Out: one file with a dynamic batch, checked against the model before it is
-there; with gates, a file for each stage and a small text beside them, which `run_stages` drives. `looks` makes the
-graph, `writing` writes and checks it, `driver` runs stages. Touch: a view that a graph could show, a format.
+In: networks with a recipe. Out: one file, checked against them before it is there. `passes` lists the forward passes,
+`networks` exports each network, `views` and `pixels` prepare their inputs, `loop` joins them into one graph, `checking`
+compares the file with the recipe. Touch: a view that a graph can show, a runtime.
 """
 
-from unstride.exporting.driver import Stages, run_stages
-from unstride.exporting.writing import export
+from unstride.exporting.writing import ExportedFile, export
 
-__all__ = ["Stages", "export", "run_stages"]
+__all__ = ["ExportedFile", "export"]

@@ -1,211 +1,254 @@
-"""`export(better, example, "net.onnx")`: the graph, checked against the model, then written whole or not at all."""
+"""`export(model, "net.onnx", recipe="best.toml")`: one file for the whole recipe, checked before it is there."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
+import json
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unstride.enhanced import Enhanced
-from unstride.errors import ArtefactError, OptionError
-from unstride.exporting.driver import VERSION, Stages, open_graph
-from unstride.exporting.looks import FixedLooks
-from unstride.procedure.gates import Gate, Stage
-from unstride.procedure.static import Fixed
-from unstride.recipe.files import to_data
-from unstride.storage import files, strict_json
+from unstride.errors import InputError, OptionError
+from unstride.exporting.builder import extra
+from unstride.exporting.checking import Agreement, check, noise_images, noise_photos, same_class
+from unstride.exporting.int8 import quantized_units, with_units
+from unstride.exporting.loop import GraphPlan, recipe_graph
+from unstride.exporting.networks import Unit, onnx_units, units_for
+from unstride.exporting.passes import ExportPass, check_exportable, listed_passes
+from unstride.exporting.pixels import check_pixels
+from unstride.exporting.plan import graph_plan
+from unstride.exporting.program import FixedRecipe, check_program, program_bytes
+from unstride.pipeline import Pipeline, open_pipeline
+from unstride.recipe.files import plain_figures, write
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN
+from unstride.storage import files
 from unstride.storage.artefacts import write_file
-from unstride.views.images import Preprocess
+from unstride.storage.provenance import provenance
+from unstride.views.images import find_images, open_image
+from unstride.views.source import PILImages, Source, as_source, for_network
 
 FORMATS = (".onnx", ".pt2")
-CLOSE = 1e-3  # of the largest logit: kernels add in another order, and nothing else
+CHECKED = 256  # images, by default
+LARGEST = (1 << 31) - (1 << 20)  # bytes of an ONNX file that holds its weights
+PREFIX = "unstride."  # of the names of metadata
 
 
-def export(better: Enhanced, example: Tensor, path: str | Path) -> list[Path]:
-    """`export(unstride.enhance(model, images, recipe="flip"), images, "net.onnx")` -> the files that were written.
+@dataclass(frozen=True)
+class ExportedFile:
+    """What `export` wrote. `print` shows the input, the outputs, the size and the check.
 
-    One graph (B, C, H, W) -> logits for images of the example's size and any batch. A recipe with gates becomes
-    `net.stage1.onnx`, `net.stage2.onnx`, ... and `net.stages.json`, which `unstride.exporting.run_stages` drives. What
-    decides image by image (a search) cannot be one graph, and is refused.
+    Attributes:
+        size: bytes of the file.
+        weights: bytes of the networks' weights, each network once.
+        copies: networks whose weights are in the file once more, and why.
+        int8: what quantisation changed.
+    """
+
+    path: Path
+    input: str
+    outputs: tuple[str, ...]
+    size: int
+    weights: int
+    copies: tuple[str, ...]
+    agreement: Agreement
+    int8: str = ""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {_megabytes(self.size)} (the networks' weights: {_megabytes(self.weights)})",
+            f"  takes images: {self.input}",
+            f"  returns {', '.join(self.outputs)}",
+            *(f"  the weights are in the file once more: {copy}" for copy in self.copies),
+            f"  {self.agreement}",
+        ]
+        return "\n".join([*lines, *([f"  {self.int8}"] if self.int8 else [])])
+
+
+def export(
+    model: Any,
+    path: str | Path,
+    *,
+    example: Tensor | int | tuple[int, int] | None = None,
+    recipe: str | Path | Recipe = "default",
+    from_pixels: bool = False,
+    quantize: str | None = None,
+    images: Any = None,
+    checked: int = CHECKED,
+    **changes: Any,
+) -> ExportedFile:
+    """Write one file that runs the whole recipe without unstride and torch, for any batch size.
+
+    Args:
+        model: what `enhance` returns, a model, several, a SPEC such as "timm:resnet18", or a Pipeline.
+        path: `.onnx`; or `.pt2`, a torch.export program, for recipes without gates.
+        example: images as the base network takes them, or their height and width; by default the network's own size.
+        recipe: a name, a file or a Recipe; of an enhanced model its own by default.
+        from_pixels: the file takes uint8 images (B, H, W, 3) of one size, and resizes, crops and normalises them for
+            each network.
+        quantize: "int8" quantises each network, calibrated with `images`.
+        images: to check the file and to calibrate: a folder, paths, PIL images or tensors. By default generated ones.
+        checked: how many images are checked at most.
+        changes: fields of the recipe, as in `enhance`.
+
+    Raises:
+        ArtefactError: the file does not do what the recipe does. It is not written.
+
+    Example: `print(unstride.export(better, "better.onnx"))`
     """
     path = Path(path)
     files.check_file(path, "export", FORMATS)
-    if path.suffix == ".onnx" and importlib.util.find_spec("onnxscript") is None:
-        raise OptionError(".onnx needs onnx and onnxscript: pip install 'unstride[onnx]', or write a .pt2 file")
-    _refuse(better)
-    own = better.with_options(execution="auto")  # the network's own weights; runtimes fold what they like
-    own.fitted(example[:1])
-    probes = [_noise(example, count) for count in (3, 1)]
-    if not any(stage.gate for stage in better.recipe.stages):
-        module = _whole(own, example)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-            made = _written(module, probes[0], Path(folder) / path.name)
-            _check(made, [(x, _main(better, x)) for x in probes], path)
-            made.replace(path)
-        return [path]
-    return _stages(own, better, example, path, probes)
-
-
-def _refuse(better: Enhanced) -> None:
-    if not isinstance(better, Enhanced):
-        raise OptionError(f"export takes what unstride.enhance gives, not {type(better).__name__}")
-    recipe = better.recipe
-    if recipe.precision is not None:
-        raise OptionError(
-            f"precision {recipe.precision!r} casts while it runs, and a graph computes as its weights are: export "
-            "better.with_options(precision=None), or a recipe file without it"
-        )
-    if better.task not in ("classification", "segmentation"):
-        raise OptionError(f"export writes classification and segmentation so far; this is {better.task}")
-    if recipe.searches and recipe.states is None:
-        raise OptionError(
-            "this recipe searches: which states are looked at depends on each image, so there is no one graph. Give "
-            "a recipe of looks (flip, multiscale-flip, a tuned one), or fixed states (unstride.select_states)"
-        )
-    for stage in recipe.stages:
-        if stage.gate is not None and stage.gate.below is None:
-            raise OptionError(f"the gate {stage.gate} has no threshold yet: call better.calibrate(images) first")
-        if stage.gate is not None and stage.gate.by == "agreement":
-            raise OptionError("a gate by agreement needs the answer of each look, which exported stages do not give")
-    if any(stage.gate for stage in recipe.stages) and better.task == "segmentation":
-        raise OptionError("gates are for classification; export a segmentation recipe without them")
-
-
-def _whole(better: Enhanced, example: Tensor) -> nn.Module:
-    if better.recipe.stages:
-        return FixedLooks(better, example, better.recipe.stages)
-    plan = better.prepare(example[:1])
-    options = better.options(plan)
-    states = list(dict.fromkeys([plan.found.space.zero, *(options.states or ())]))
-    return _Main(Fixed(plan, states, options), plan.graph.index(plan.targets[0].leaf), better.recipe.temperature)
-
-
-class _Main(nn.Module):
-    """Of everything that a network returns, the logits."""
-
-    def __init__(self, fixed: Fixed, leaf: int, temperature: float) -> None:
-        super().__init__()
-        self.body, self.leaf, self.temperature = fixed.body, leaf, temperature
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.body(images)[self.leaf]
-        return logits if self.temperature == 1 else logits / self.temperature
-
-
-def _stages(own: Enhanced, better: Enhanced, example: Tensor, path: Path, probes: Sequence[Tensor]) -> list[Path]:
-    """A graph for what comes before each gate, and the text that says how they belong together."""
-    groups: list[list[Stage]] = []
-    for stage in better.recipe.stages:
-        if stage.gate is not None or not groups:
-            groups.append([])
-        groups[-1].append(stage)
-    written, told = [], []
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        for number, group in enumerate(groups):
-            taken = [stage for before in groups[:number] for stage in before]
-            module = FixedLooks(own, example, group, finished=False, taken=taken)
-            name = f"{path.stem}.stage{number + 1}{path.suffix}"
-            written.append(_written(module, probes[0], Path(folder) / name))
-            gate = group[0].gate
-            told.append({"file": name, "weight": module.weight, "gate": None if gate is None else _plain(gate)})
-        recipe = better.recipe
-        text = {"version": VERSION, "merge": recipe.merge, "temperature": recipe.temperature, "stages": told}
-        text |= {"recipe": to_data(recipe), "preprocess": _told(better.preprocess)}
-        driver = Path(folder) / f"{path.stem}.stages.json"
-        write_file(driver, (strict_json.dumps(text) + "\n").encode())
-        written.append(driver)
-        _check_stages(better, driver, path, probes)
-        for file in written:
-            file.replace(path.parent / file.name)
-    return [path.parent / file.name for file in written]
-
-
-def _plain(gate: Gate) -> dict[str, Any]:
-    return {"by": gate.by, "below": gate.below}
-
-
-def _told(preprocess: Preprocess | None) -> dict[str, Any] | None:
-    return None if preprocess is None else asdict(preprocess)
-
-
-def _written(module: nn.Module, example: Tensor, path: Path) -> Path:
-    batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _quiet():
+    _check_options(path, from_pixels, quantize)
+    pipeline = _pipeline(model, recipe, changes)
+    better = pipeline.better
+    check_exportable(better.recipe)
+    if from_pixels:
+        for name in better.recipe.networks:
+            check_pixels(better.networks[name].preprocess or better.preprocess, name)
+    given = _images(pipeline, images, example, from_pixels, max(1, checked))
+    source = as_source(given[:1] if from_pixels else given[0][None], better.preprocess)
+    with torch.no_grad():
+        passes = listed_passes(better, source)
+        rendered = _rendered(better, passes, source)
+        units = units_for(better, passes, rendered)
         if path.suffix == ".pt2":
-            torch.export.save(torch.export.export(module, (example,), dynamic_shapes=batch), path)
-            return path
-        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "verbose": False}
-        program: Any = torch.onnx.export(module, (example,), dynamo=True, dynamic_shapes=batch, **names)
-        common = importlib.import_module("onnx_ir.passes.common")
-        # Each size has a capture of its own, and brings the weights again.
-        common.DeduplicateInitializersPass(size_limit=1 << 40)(program.model)
-        program.save(str(path), external_data=False)
-    return path
+            return _write_program(path, better, FixedRecipe(better, passes, units, rendered, given[0][None]), given, units)
+        exported = _Exported(pipeline, passes, rendered, source, given, from_pixels, quantize)
+        return exported.written(path, onnx_units(units, rendered))
 
 
-def _check(file: Path, pairs: Sequence[tuple[Tensor, Tensor]], path: Path) -> None:
-    """The written graph against the model, in onnxruntime where it is installed."""
-    if file.suffix == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
-        warnings.warn(f"{path.name} was not checked: onnxruntime is not installed", stacklevel=3)
-        return
-    call = open_graph(file)
-    for x, wanted in pairs:
-        _same(call(x.cpu()), wanted, path)
+@dataclass(frozen=True, eq=False)
+class _Exported:
+    """An export to ONNX under way."""
+
+    pipeline: Pipeline
+    passes: Sequence[ExportPass]
+    rendered: Sequence[Tensor]
+    source: Source
+    images: list[Any]
+    from_pixels: bool
+    quantize: str | None
+
+    def written(self, path: Path, units: list[Unit]) -> ExportedFile:
+        better, oracle = self.pipeline.better, self.pipeline.better
+        if self.quantize is not None:
+            images = self.images if self.from_pixels else torch.stack(self.images)
+            units = quantized_units(better, self.passes, units, as_source(images, better.preprocess))
+            oracle = with_units(better, self.passes, units, self.rendered)
+        plan = graph_plan(better, self.passes, units, self.rendered, self.source, self.from_pixels)
+        graph = recipe_graph(plan, self.metadata(path))
+        if graph.ByteSize() > LARGEST:
+            raise OptionError(f"export: the file would take {_megabytes(graph.ByteSize())}; an ONNX file holds 2 GB.")
+        agreement = check(graph, oracle, self.images, plan.names, not (self.from_pixels or self.quantize))
+        told = "" if self.quantize is None else self._changed(oracle)
+        size = write_file(path, graph.SerializeToString()).stat().st_size
+        names = tuple(output.name for output in graph.graph.output)
+        weights, copies = _weights(units)
+        return ExportedFile(path, _shown(plan), names, size, weights, copies, agreement, told)
+
+    def metadata(self, path: Path) -> dict[str, str]:
+        """What the file says of itself: the recipe as TOML, everything else as JSON."""
+        pipeline, stored = self.pipeline, self.pipeline.stored
+        figures = {} if stored is None else stored.figures
+        networks = pipeline.stored_networks()
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = write(Path(folder) / "recipe.toml", pipeline.better.recipe, networks, figures).read_text()
+        entries = {
+            "networks": {name: {"spec": n.spec, "fingerprint": n.fingerprint} for name, n in networks.items()},
+            "classes": list(pipeline.classes),
+            "figures": plain_figures(figures),
+            "provenance": provenance(),
+            "input": "pixels" if self.from_pixels else "tensor",
+            "preprocess": None if pipeline.better.preprocess is None else pipeline.better.preprocess.to_json(),
+            "task": pipeline.task,
+            "quantize": self.quantize,
+        }
+        return {f"{PREFIX}recipe": recipe, **{PREFIX + k: json.dumps(v) for k, v in entries.items()}}
+
+    def _changed(self, int8: Enhanced) -> str:
+        """How often int8 changes the class."""
+        better, shares = self.pipeline.better, []
+        for k in range(0, len(self.images), 16):
+            some = self.images[k : k + 16]
+            images = some if self.from_pixels else torch.stack(some)
+            shares += [same_class(int8.run(images).output.numpy(), better.run(images).output, better)] * len(some)
+        return f"int8: same class as float32 for {sum(shares) / len(shares):.1%} of these images"
 
 
-def _check_stages(better: Enhanced, driver: Path, path: Path, probes: Sequence[Tensor]) -> None:
-    if path.suffix == ".onnx" and importlib.util.find_spec("onnxruntime") is None:
-        warnings.warn(f"{path.name} was not checked: onnxruntime is not installed", stacklevel=3)
-        return
-    stages = Stages(driver)
-    always = tuple(replace(stage, gate=None) for stage in better.recipe.stages)
-    ungated = better.with_options(recipe=better.recipe.changed(stages=always))
-    for x in probes:
-        _same(stages(x.cpu(), gated=False), _main(ungated, x), path)
+def _write_program(
+    path: Path, better: Enhanced, module: FixedRecipe, images: list[Tensor], units: Sequence[Unit]
+) -> ExportedFile:
+    data = program_bytes(module, images[0][None])
+    agreement = Agreement(len(images), check_program(data, better, images), 1.0)
+    size = write_file(path, data).stat().st_size
+    shown = f"float32 ({', '.join(map(str, ('batch', *images[0].shape)))})"
+    return ExportedFile(path, shown, ("output",), size, *_weights(units), agreement)
 
 
-def _same(found: Tensor, wanted: Tensor, path: Path) -> None:
-    scale = max(1.0, float(wanted.abs().max()))
-    apart = float((found.cpu() - wanted.cpu()).abs().max()) if found.shape == wanted.shape else float("nan")
-    if not apart <= CLOSE * scale:
-        raise ArtefactError(
-            f"{path} was not written: the graph and the model differ by {apart:.2g} (logits to {scale:.2g}). Please "
-            "report the network; meanwhile export the other format, or fixed states"
-        )
+def _check_options(path: Path, from_pixels: bool, quantize: str | None) -> None:
+    if quantize not in (None, "int8"):
+        raise OptionError(f"export: quantize: got {quantize!r}, expected 'int8' or None.")
+    if path.suffix == ".onnx":
+        for module in ("onnx", "onnxscript", "onnxruntime"):
+            extra(module)
+    elif from_pixels or quantize:
+        raise OptionError("export: from_pixels and quantize are for .onnx files.")
 
 
-def _main(better: Enhanced, x: Tensor) -> Tensor:
-    if better.recipe.stages:
-        return better.looks(x)[0]
-    _, plan, _ = better.fitted(x)
-    leaves = torch.utils._pytree.tree_leaves(better(x))
-    logits: Tensor = leaves[plan.graph.index(plan.targets[0].leaf)]
-    return logits
+def _pipeline(model: Any, recipe: str | Path | Recipe, changes: dict[str, Any]) -> Pipeline:
+    if isinstance(model, Pipeline):
+        other = None if recipe == "default" else recipe
+        return model.with_recipe(other, **changes) if other is not None or changes else model
+    return open_pipeline(model, recipe=recipe, execution="auto", **changes)
 
 
-def _noise(example: Tensor, count: int) -> Tensor:
-    seed = torch.Generator().manual_seed(count)
-    return torch.randn(count, *example.shape[1:], generator=seed).to(example)
+def _rendered(better: Enhanced, passes: Sequence[ExportPass], source: Source) -> list[Tensor]:
+    """Of each pass, one image as its network takes it."""
+    return [for_network(source, better.networks[p.network].preprocess).render(p.view).cpu() for p in passes]
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters tell of every op that they pass."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(before)
+def _images(pipeline: Pipeline, images: Any, example: Any, from_pixels: bool, count: int) -> list[Any]:
+    """The images to check: PIL images for pixels, else prepared tensors (C, H, W)."""
+    better = pipeline.better
+    if isinstance(images, str | Path) or (isinstance(images, list | tuple) and isinstance(images[0], str | Path)):
+        images = [open_image(path) for path in find_images(images)[:count]]
+    if isinstance(images, Tensor) and images.is_floating_point():
+        if from_pixels:
+            raise InputError("images: got prepared tensors, expected PIL images, files or uint8 tensors for from_pixels.")
+        return list(images[:count])
+    if images is not None:
+        source = as_source(images, better.preprocess)
+        if not isinstance(source, PILImages):
+            raise InputError(f"images: got {type(images).__name__}, expected a folder, paths, PIL images or a tensor.")
+        photos = list(source.images)[:count]
+        return photos if from_pixels else [source.rows([k]).render(PLAIN)[0] for k in range(len(photos))]
+    if from_pixels:
+        sizes = [p.size for net in better.networks.values() if (p := net.preprocess or better.preprocess) is not None]
+        return list(noise_photos(max(size for size in sizes if size is not None), count))
+    shape = example.shape[1:] if isinstance(example, Tensor) else pipeline.base.example(example).shape[1:]
+    return noise_images(tuple(shape), count)
+
+
+def _weights(units: Sequence[Unit]) -> tuple[int, tuple[str, ...]]:
+    """Bytes of the networks' weights, each once, and which units hold them once more."""
+    own: dict[str, int] = {}
+    copies = []
+    for unit in dict.fromkeys(units):
+        if unit.network in own:
+            copies.append(f"{unit.name} ({_megabytes(unit.weights)})")
+        own.setdefault(unit.network, unit.weights)
+    return sum(own.values()), tuple(copies)
+
+
+def _shown(plan: GraphPlan) -> str:
+    dtype, shape = plan.image
+    return f"{ {'UINT8': 'uint8', 'FLOAT': 'float32'}[dtype]} ({', '.join(map(str, shape))})"
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.1f} kB"
