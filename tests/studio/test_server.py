@@ -1,10 +1,12 @@
-"""Fixed routes, an eye on who asks, words instead of stack traces."""
+"""Fixed routes, checks of who asks, bounds on connections and time, words instead of stack traces."""
 
 import gzip
 import json
 import re
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from importlib import resources
@@ -14,14 +16,18 @@ import pytest
 from small_nets import photo, png, write_nets
 
 from unstride.errors import OptionError
+from unstride.pipeline import open_pipeline
 from unstride.studio import Studio, make_server
 from unstride.studio import server as serving
 from unstride.studio.server import StudioServer, is_loopback, trusted
 
+EXPLAIN = "/api/explain?networks=0&recipe=0"
+STALLED = b"POST /api/explain?networks=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf"
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudioServer]:
-    studio = Studio(f"{write_nets(tmp_path_factory.mktemp('nets'))}:net")
+    studio = Studio(open_pipeline([f"{write_nets(tmp_path_factory.mktemp('nets'))}:net"], recipe="paper"))
     with make_server(studio, port=0) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
@@ -73,35 +79,24 @@ def test_the_page_asks_nobody_else() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
 
 
-def test_a_sample_and_an_upload_are_looked_at(server: StudioServer) -> None:
-    models = json.loads(ask(server, "GET", "/api/models")[2])["models"]
-    status, _, content = ask(
-        server, "POST", f"/api/look?model=0&sample={models[0]['samples'][0]['key']}&recipe=paper", b""
-    )
+def test_an_image_on_offer_and_an_upload(server: StudioServer) -> None:
+    assert json.loads(ask(server, "GET", "/api/networks")[2])["networks"][0]["key"] == "0"
+    offer = json.loads(ask(server, "GET", "/api/offer?networks=0")[2])
+    recipes = {recipe["title"].partition(":")[0]: recipe["key"] for recipe in offer["recipes"]}
+    status, _, content = ask(server, "POST", f"{EXPLAIN}&image={offer['images'][0]['key']}", b"")
     assert status == 200
-    assert len(json.loads(content)["states"]) == 16
-    status, _, content = ask(server, "POST", "/api/look?model=0", png(photo(5)))
+    assert len(json.loads(content)["stages"][0]["passes"]) == 10
+    status, _, content = ask(server, "POST", EXPLAIN, png(photo(5)))
     assert status == 200
-    first = json.loads(content)
-    assert first["image"]["width"] == 32
-    _, _, content = ask(server, "POST", f"/api/look?model=0&sample={first['image']}&recipe=flip", b"")
-    assert json.loads(content)["image"] == first["image"]  # a link to an own photograph, with another recipe
-    assert ask(server, "GET", "/api/layers?model=0")[0] == 200
-
-
-def test_only_the_sample_is_tuned_here_and_only_when_asked(server: StudioServer) -> None:
-    models = json.loads(ask(server, "GET", "/api/models")[2])["models"]
-    assert [m["spec"] for m in models if m["tunes"]] == ["sample"]
-    status, message = error_of(ask(server, "POST", "/api/tune?model=0", b""))
-    assert (status, "unstride tune" in message) == (422, True)
-    key = next(m["key"] for m in models if m["tunes"])
-    assert json.loads(ask(server, "GET", f"/api/tune?model={key}")[2])["state"] == "idle"
+    image = json.loads(content)["image"]
+    _, _, content = ask(server, "POST", f"/api/explain?networks=0&image={image}&recipe={recipes['flip']}", b"")
+    assert json.loads(content)["image"] == image  # a link to the own image, with another recipe
 
 
 def test_a_bad_image_gives_a_message(server: StudioServer) -> None:
-    status, message = error_of(ask(server, "POST", "/api/look?model=0", b"GIF89a not really"))
+    status, message = error_of(ask(server, "POST", EXPLAIN, b"GIF89a not really"))
     assert status == 422
-    assert message == "the file cannot be read as an image: it is damaged, or not an image"
+    assert message == "The file cannot be read as an image. It is damaged, or not an image."
 
 
 @pytest.mark.parametrize(
@@ -119,7 +114,7 @@ def test_a_bad_image_gives_a_message(server: StudioServer) -> None:
         "/server.py",
         "/index.html",
         "/page/index.html",
-        "/api/look",
+        "/api/explain",
         "/api/",
         "/studio.js%00",
         "/[",
@@ -134,65 +129,64 @@ def test_no_file_of_the_machine_can_be_reached(server: StudioServer, path: str) 
 
 @pytest.mark.parametrize("name", ["../../../etc/passwd", "%2fetc%2fpasswd", "..%2fnets.py", ""])
 def test_no_parameter_names_a_file(server: StudioServer, name: str) -> None:
-    looks = [f"/api/look?model={name}&sample=0", f"/api/look?model=0&sample={name}"]
-    for path in (*looks, f"/api/look?model=0&sample=0&recipe={name}", f"/api/tune?model={name}"):
+    images = [f"/api/explain?networks={name}&image=0", f"/api/explain?networks=0&image={name}"]
+    for path in (*images, f"/api/explain?networks=0&image=0&recipe={name}"):
         assert error_of(ask(server, "POST", path, b""))[0] == 422
+    assert error_of(ask(server, "GET", f"/api/offer?networks={name}"))[0] == 422
 
 
 def test_another_name_for_this_address_is_refused(server: StudioServer) -> None:
     port = server.server_address[1]
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "", "127.0.0.1@evil.example"):
-        for method, path in (("GET", "/"), ("GET", "/api/models"), ("POST", "/api/look?model=0&sample=0")):
+        for method, path in (("GET", "/"), ("GET", "/api/networks"), ("POST", "/api/explain?networks=0&image=0")):
             assert error_of(ask(server, method, path, b"", {"Host": host}))[0] == 403
     assert ask(server, "GET", "/", None, {"Host": f"localhost:{port}"})[0] == 200
 
 
 def test_other_sites_may_not_use_it(server: StudioServer) -> None:
-    port, path = server.server_address[1], "/api/look?model=0&sample=0"
+    port, path = server.server_address[1], "/api/explain?networks=0&image=0"
     for origin in ("https://evil.example", "null", f"http://localhost:{port}", "http://127.0.0.1:1"):
         assert error_of(ask(server, "POST", path, b"", {"Origin": origin}))[0] == 403
-        assert error_of(ask(server, "POST", "/api/tune?model=1", b"", {"Origin": origin}))[0] == 403
-    assert server.studio.tuner.told()["state"] == "idle"
-    assert error_of(ask(server, "GET", "/api/models", None, {"Sec-Fetch-Site": "cross-site"}))[0] == 403
+    assert error_of(ask(server, "GET", "/api/networks", None, {"Sec-Fetch-Site": "cross-site"}))[0] == 403
     assert ask(server, "POST", path, b"", {"Origin": f"http://127.0.0.1:{port}"})[0] == 200
     assert ask(server, "GET", "/", None, {"Sec-Fetch-Site": "cross-site"})[0] == 200  # but may link to it
 
 
 def test_uploads_have_a_limit(server: StudioServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "UPLOAD_BYTES", 1 << 20)
-    status, message = error_of(ask(server, "POST", "/api/look?model=0", bytes(3 << 20)))
+    status, message = error_of(ask(server, "POST", EXPLAIN, bytes(3 << 20)))
     assert status == 413
     assert "at most 1 MB" in message
     for length in ("-1", "1e9", "", "٣", "9" * 30):
-        answer = ask(server, "POST", "/api/look?model=0", b"", {"Content-Length": length.encode().decode("latin-1")})
+        answer = ask(server, "POST", EXPLAIN, b"", {"Content-Length": length.encode().decode("latin-1")})
         assert answer[0] == 411
-    assert ask(server, "POST", "/api/look?model=0", None, {"Transfer-Encoding": "chunked"})[0] == 411
+    assert ask(server, "POST", EXPLAIN, None, {"Transfer-Encoding": "chunked"})[0] == 411
 
 
-def test_an_upload_that_breaks_off_is_not_looked_at(server: StudioServer) -> None:
+def test_an_upload_that_ends_early_is_not_an_image(server: StudioServer) -> None:
     with socket.create_connection(server.server_address[:2], timeout=30) as s:
-        s.sendall(b"POST /api/look?model=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
+        s.sendall(STALLED)
         s.shutdown(socket.SHUT_WR)
         assert b" 400 " in s.makefile("rb").readline()
-    assert ask(server, "GET", "/api/models")[0] == 200
+    assert ask(server, "GET", "/api/networks")[0] == 200
 
 
-def test_what_nobody_expected_is_told_to_the_terminal_only(
+def test_an_unexpected_error_is_shown_in_the_terminal_only(
     server: StudioServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> bytes:
         raise RuntimeError("the secret folder")
 
-    monkeypatch.setattr(server.studio, "look", broken)
-    status, message = error_of(ask(server, "POST", "/api/look?model=0", b"x"))
+    monkeypatch.setattr(server.studio, "explain", broken)
+    status, message = error_of(ask(server, "POST", EXPLAIN, b"x"))
     assert status == 500
-    assert message == "that went wrong (RuntimeError); the terminal says more"
+    assert message == "An error occurred (RuntimeError). The terminal shows more."
     assert "the secret folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
 def test_other_methods_do_nothing(server: StudioServer, method: str) -> None:
-    assert ask(server, method, "/api/look?model=0&sample=0", b"")[0] == 501
+    assert ask(server, method, "/api/explain?networks=0&image=0", b"")[0] == 501
 
 
 def test_names_that_are_trusted() -> None:
@@ -211,3 +205,62 @@ def test_names_that_are_trusted() -> None:
 def test_a_port_that_is_taken_says_what_to_do(server: StudioServer) -> None:
     with pytest.raises(OptionError, match="--port"):
         make_server(server.studio, port=server.server_address[1])
+
+
+def test_two_hundred_stalled_uploads_block_nobody(server: StudioServer) -> None:
+    stalled = []
+    try:
+        for _ in range(200):
+            stalled.append(socket.create_connection(server.server_address[:2], timeout=30))
+            stalled[-1].sendall(STALLED)
+        begun = time.monotonic()
+        assert ask(server, "GET", "/")[0] == 200
+        assert ask(server, "POST", EXPLAIN, png(photo(6)))[0] == 200
+        assert time.monotonic() - begun < 10
+        assert stalled[0].recv(1 << 16) == b""  # the oldest were closed
+    finally:
+        for connection in stalled:
+            connection.close()
+
+
+def test_a_client_has_a_limited_time_for_its_request(server: StudioServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.connections, "seconds", 0.3)
+    with socket.create_connection(server.server_address[:2], timeout=30) as s:
+        begun = time.monotonic()
+        s.sendall(STALLED)
+        while s.recv(1 << 16):  # an error in words, then the end
+            pass
+        assert time.monotonic() - begun < 10
+
+
+def test_many_requests_wait_in_a_bounded_queue(server: StudioServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "turns", threading.BoundedSemaphore(1))
+    assert server.turns.acquire()
+    status, message = error_of(ask(server, "POST", EXPLAIN, png(photo(6))))
+    assert (status, "Try again" in message) == (503, True)
+
+
+def test_a_client_that_hangs_up_prints_nothing(
+    server: StudioServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answered = threading.Event()
+
+    def large(*_: Any) -> bytes:
+        answered.wait(30)
+        return bytes(8 << 20)
+
+    monkeypatch.setattr(server.studio, "explain", large)
+    reset = struct.pack("ii", 1, 0)  # closing sends a reset
+    for request in (b"GET /", STALLED, b"POST /api/explain HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"):
+        s = socket.create_connection(server.server_address[:2], timeout=30)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+        s.sendall(request)
+        time.sleep(0.1)
+        s.close()
+    answered.set()
+    assert ask(server, "GET", "/")[0] == 200
+    deadline = time.monotonic() + 10
+    while any(t.name.startswith("Thread") and "process_request_thread" in t.name for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert capsys.readouterr().err == ""

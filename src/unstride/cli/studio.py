@@ -1,4 +1,6 @@
-"""`unstride studio [SPEC]`: a local page to look inside."""
+"""`unstride studio [SPEC]...`: a local page that shows one image pass by pass."""
+
+from __future__ import annotations
 
 import os
 import sys
@@ -6,42 +8,51 @@ from typing import Annotated
 
 import typer
 
-from unstride.cli.options import Task, Weights
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.options import Device, Specs, Task, Weights
+from unstride.cli.recipes import RecipeOptions, takes_recipe
 
 
 def register(app: typer.Typer) -> None:
     app.command()(studio)
 
 
-@takes_recipe("budget")
+@takes_recipe
 def studio(
-    asked: Asked,
-    spec: Annotated[
-        str | None, typer.Argument(help="A model, as for inspect; the embedded ones are always offered.")
-    ] = None,
+    recipe: RecipeOptions,
+    specs: Specs = None,
     weights: Weights = "default",
     task: Task = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 7860,
-    host: Annotated[str, typer.Option(help="Where to listen; by default only this machine can ask.")] = "127.0.0.1",
+    device: Device = "cpu",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 7860,
+    host: Annotated[str, typer.Option(help="Address to listen at. By default only this machine can connect.")] = (
+        "127.0.0.1"
+    ),
 ) -> None:
-    """Open a page: pick a model, a recipe and a photograph, watch the looks, the gates, the answer and its cost."""
+    """Open a local page: one image, what each pass saw, why the recipe stopped, and what it cost.
+
+    Without models, it opens with a cascade of the two embedded classifiers.
+    """
+    from unstride.execution.opening import is_file
     from unstride.studio import Studio, make_server
+    from unstride.studio.choices import CASCADE
     from unstride.studio.server import is_loopback
 
-    with make_server(Studio(spec, weights, task, **asked.options()), host, port) as server:
+    if not specs and recipe and not is_file(recipe.recipe):
+        specs = list(CASCADE)
+    pipeline = recipe.pipeline(specs, weights, task, device) if specs or recipe else None
+    with make_server(Studio(pipeline), host, port) as server:
         typer.echo(f"unstride studio: {server.url} (Ctrl-C ends it)")
         if not is_loopback(host):
-            typer.echo("unstride: everybody who reaches this port can use the page; there is no password", err=True)
-        _show(server.url)
+            typer.echo("unstride: everybody who reaches this port can use the page; there is no password.", err=True)
+        _open_browser(server.url)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("")
 
 
-def _show(url: str) -> None:
-    """In a browser window where there is one: not in pipes, and no text browser in the terminal."""
+def _open_browser(url: str) -> None:
+    """Only where there is a screen: not in pipes, and no text browser in the terminal."""
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if screen and sys.stdout.isatty():
         import webbrowser

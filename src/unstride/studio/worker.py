@@ -1,4 +1,4 @@
-"""One thread that does all the heavy work. Memory that many threads used in turn is kept by each of them."""
+"""One thread that does all heavy work: memory that many threads used in turn would be kept by each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Jobs = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class Worker:
-    """`Worker().do(compute)`: what `compute()` returns or raises. A daemon, so that Ctrl-C need not wait for it."""
+    """`Worker().do(compute)` returns or raises what `compute()` does. A daemon: Ctrl-C need not wait for it."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
@@ -32,6 +32,6 @@ def _work(jobs: _Jobs) -> None:
         answer, compute = job
         try:
             answer.set_result(compute())
-        except BaseException as error:  # whoever asked gets it
+        except BaseException as error:  # the caller gets it
             answer.set_exception(error)
         del job, answer, compute  # or the last image would stay in memory until the next one
