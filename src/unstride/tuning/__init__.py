@@ -1,8 +1,7 @@
-"""Labelled images + a cost ceiling -> the best recipe and its proof.
+"""`tune` finds the best recipe for a compute budget on labelled images, tests it, and says whether to use it.
 
-In: a model, images (with labels, or without), a mean cost in plain forwards. Out: a `Tuned`: the recipe, the frontier
-of recipes at other costs, and a table. `candidates` says which looks there are, `pool` holds what the network says in
-each of them, `simulate` runs any recipe from the pool, `choose` picks, `certificate` says in words what is sure. Tasks
-without one class are judged in `judges`, a class for each; `choose_looks` picks for all of them. Touch: candidates, a
-way to choose, a judge.
+candidates  what is tried               pool      every forward pass of every image, computed once
+simulate    a recipe run on the pool    pixels    of maps, a sample of the labelled pixels
+objectives  what each image loses       choose    the search, and the one-standard-error rule
+tune        folds, decision, table      result    what is returned and saved
 """

@@ -1,325 +1,375 @@
-"""The choice: which looks, behind which gate, under a mean cost, so that the answers are most likely right.
+"""The choice: which networks, views and states, in which order, behind which gates, under a mean cost.
 
-Greedy over units of looks for every share of images that may look again; beside it what a user would do instead and
-other balanced sets, behind the gate where they just spend the ceiling. How far to go is decided on images that the
-choice did not see. The best of all that are surely better than plain wins, or what people do, as they do it, where
-that is about as good; it may be "plain".
+A beam search over steps makes the candidates; beside them stands what people do. Of all, the cheapest is taken whose
+cross-validated loss is within one standard error of the best. No candidate is taken that a single network, plain or
+flipped, beats at no more cost.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from unstride.tasks.confidence import two_class
-from unstride.procedure.calibrate import threshold
-from unstride.procedure.gates import Gate, Stage, sureness
-from unstride.procedure.looks import Look
-from unstride.tasks.temperature import fit_temperature
-from unstride.recipe.view import PLAIN, View
-from unstride.tuning.candidates import Unit, sets
+from unstride.errors import OptionError
+from unstride.evaluation.decisions import one_standard_error, safe_shares
+from unstride.evaluation.metric_names import lower_is_better
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import Gate
+from unstride.tasks.tasks import TASKS
+from unstride.tasks.temperature import fit_temperature, safe_temperature
+from unstride.tuning.candidates import Candidate, SearchSpace, Step, recipe_of, standards
+from unstride.tuning.objectives import Outcomes
 from unstride.tuning.pool import Pool
+from unstride.tuning.simulate import simulate
 
-SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
+TILE_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)
+NARROWER = (0.2, 0.4, 0.7, 1.0)  # of those that pass a gate, the part that passes the next one
 FOLDS = 5
-CLASSES = 48  # of each image, the likeliest: enough to choose by
-STEPS = 8  # units that a stage may have
-VARIANTS = ((1.0, "logits"), (1.0, "probabilities"), (0.5, "logits"), (2.0, "logits"), (2.0, "probabilities"))
-OBJECTIVES = ("likelihood", "accuracy")
+STEPS = 4
+FIRSTS, BEAM, FINALISTS = 6, 6, 12
+WEIGHTS = (0.5, 2.0)
+ONE_SIDED = 1.645  # standard errors: 5 % lie beyond
+Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Units behind a gate that this share of images passes; no units is the plain network with a temperature.
-
-    `weight`: what each further look counts beside the plain one; `matched`: each view at its own temperature.
-    """
-
-    units: tuple[Unit, ...] = ()
-    share: float = 1.0
-    weight: float = 1.0
-    merge: str = "logits"
-    matched: bool = True
-
-    def __str__(self) -> str:
-        if not self.units:
-            return "plain"
-        looks = ", ".join(map(str, self.units))
-        looks += "" if self.weight == 1 else f", weighed {self.weight:g} to 1"
-        looks += "" if self.merge == "logits" else f", merged as {self.merge}"
-        return looks if self.share >= 1 else f"{looks} for the least sure {self.share:.0%}"
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A pool made ready for choosing: for every unit the sum of its logits (N, M) and how many looks it has."""
-
-    units: tuple[Unit, ...]
-    sums: Tensor  # (U, N, M)
-    shares: Tensor  # (U, N, M), the sum of its probabilities
-    counts: Tensor  # (U,)
-    plain: Tensor  # (N, M)
-    labels: Tensor  # (N,), among the M classes
-    margin: Tensor  # (N,)
-    costs: Tensor  # (U,), beside the plain look
-
-    def rows(self, at: Tensor) -> Table:
-        return Table(
-            self.units, self.sums[:, at], self.shares[:, at], self.counts, self.plain[at], self.labels[at],
-            self.margin[at], self.costs,
-        )  # fmt: skip
-
-
-def temperatures_of(pool: Pool, units: Sequence[Unit]) -> dict[View, float]:
-    """What brings each view to the plain one's temperature: larger ones are often louder."""
-    assert pool.labels is not None
-    views = dict.fromkeys((PLAIN, *(u.view for u in units)))
-    still = {v: Look(v, pool.work[v].near[0]) for v in views}  # a larger image may have more layers that subsample
-    own = {v: fit_temperature(pool.logits[pool.index[look]], pool.labels) for v, look in still.items()}
-    return {v: t / own[PLAIN] for v, t in own.items()}
-
-
-def table(pool: Pool, units: Sequence[Unit], temperatures: Mapping[View, float]) -> Table:
-    """Each view at its temperature, the likeliest classes of each image, and what units cost."""
-    logits, labels = _likeliest(pool)
-    sums, shares, counts, costs = [], [], [], []
-    for unit in units:
-        looks = looks_of(pool, unit)
-        at = [pool.index[look] for look in looks]
-        warm = logits[at] / temperatures.get(unit.view, 1.0)
-        sums.append(warm.sum(0))
-        shares.append(warm.softmax(-1).sum(0))
-        counts.append(len(at))
-        costs.append(pool.cost([pool.looks[0], *looks]) - 1.0)
-    margin = sureness(pool.plain, "margin")
-    return Table(
-        tuple(units), torch.stack(sums), torch.stack(shares), torch.tensor(counts, dtype=torch.float32), logits[0],
-        labels, margin, torch.tensor(costs),
-    )  # fmt: skip
-
-
-def looks_of(pool: Pool, unit: Unit) -> list[Look]:
-    """A unit's looks beside the plain one."""
-    states = pool.states(Stage((unit.view,), unit.states), unit.view)
-    return [look for s in states if (look := Look(unit.view, s)) != pool.looks[0]]
-
-
-def _likeliest(pool: Pool) -> tuple[Tensor, Tensor]:
-    """Logits (L, N, M) of each image's likeliest classes, its own label among them, and where that lies."""
-    assert pool.labels is not None
-    logits = two_class(pool.logits.float(), 2)
-    if logits.shape[2] <= CLASSES:
-        return logits, pool.labels
-    mean = logits.mean(0)
-    top = mean.scatter(1, pool.labels[:, None], math.inf).topk(CLASSES, 1).indices
-    kept = logits.gather(2, top.expand(len(logits), *top.shape))
-    return kept, (top == pool.labels[:, None]).float().argmax(1)
-
-
-def losses(logits: Tensor, labels: Tensor, objective: str, temperature: float = 1.0) -> Tensor:
-    """(..., N, M) -> (..., N): what is to be small."""
-    if objective == "accuracy":
-        return (logits.argmax(-1) != labels).double()
-    chosen = logits.gather(-1, labels.expand(logits.shape[:-1])[..., None])[..., 0]
-    return ((logits / temperature).logsumexp(-1) - chosen / temperature).double()
-
-
-def greedy(t: Table, share: float, ceiling: float, objective: str, temperature: float) -> list[int]:
-    """Units in the order in which they help most, as long as the mean cost stays under the ceiling."""
-    rows = (t.margin < threshold(t.margin, share)).nonzero()[:, 0]
-    room = (ceiling - 1.0) / share
-    total, count, chosen = t.plain[rows], 1.0, list[int]()
-    labels = t.labels[rows]
-    if not len(rows):
-        return []
-    while len(chosen) < STEPS:
-        spent = float(t.costs[chosen].sum()) if chosen else 0.0
-        open_ = [u for u in range(len(t.units)) if u not in chosen and spent + float(t.costs[u]) <= room + 1e-9]
-        if not open_:
-            break
-        means = (total + t.sums[open_][:, rows]) / (count + t.counts[open_])[:, None, None]
-        best = _cheapest(t, open_, losses(means, labels, objective, temperature))
-        chosen.append(best)
-        total, count = total + t.sums[best][rows], count + float(t.counts[best])
-    return chosen
-
-
-def _cheapest(t: Table, units: Sequence[int], own: Tensor) -> int:
-    """Of the units whose losses (U, N) are within a standard error of the best, the cheapest, then the plainest."""
-    best = own[int(own.mean(1).argmin())]
-    fine = [u for u, loss in zip(units, own, strict=True) if difference(loss, best) <= 1.0]
-    return min(fine, key=lambda u: (round(float(t.costs[u]), 2), len(t.units[u].view.ops)))
-
-
-def merged(t: Table, units: Sequence[int], below: float, weight: float = 1.0, merge: str = "logits") -> Tensor:
-    """(N, M): the mean over the plain look and the units where the margin is below the threshold."""
-    if not units:
-        return t.plain
-    chosen, count = list(units), 1.0 + weight * float(t.counts[list(units)].sum())
-    if merge == "logits":
-        mean = (t.plain + weight * t.sums[chosen].sum(0)) / count
-    else:
-        mean = ((t.plain.softmax(-1) + weight * t.shares[chosen].sum(0)) / count).clamp(min=1e-12).log()
-    return torch.where((t.margin < below)[:, None], mean, t.plain)
-
-
-@dataclass(frozen=True)
-class Way:
-    """How `steps` units are come by: the first of the greedy order, or a set of `units` that is tried as it is.
-
-    What people do is not `matched`, the mean of all views as loud as they are, unless that is surely worse.
-    """
-
-    steps: int = 0
-    share: float = 1.0
-    units: tuple[int, ...] = ()
-    matched: bool = True
-
-
-PLAIN_WAY = Way()
-Path = Callable[[Table], list[int]]  # units, from the images that they may be chosen on
-Part = tuple[Table, Table, Tensor]  # of a fold: the other images, its own, and which they are
-
-
-def choose(pool: Pool, units: Sequence[Unit], ceiling: float, objective: str = "likelihood", seed: int = 0) -> Choice:
-    """The choice under this ceiling."""
-    return Chooser(pool, units, objective, seed).choice(ceiling)
-
-
+@dataclass(eq=False)
 class Chooser:
-    """`Chooser(pool, units).choice(1.5)`: what was found out for one ceiling is known for the next."""
+    """Chooses among the outcomes of a pool.
 
-    def __init__(self, pool: Pool, units: Sequence[Unit], objective: str = "likelihood", seed: int = 0) -> None:
-        self.units, self.objective = units, objective
-        if units:
-            self.whole = table(pool, units, temperatures_of(pool, units))
-            self.own = fit_temperature(self.whole.plain, self.whole.labels)
-            folds = fold_of(len(pool), FOLDS, seed)
-            self.parts = {True: list(_parts(self.whole, folds)), False: list(_parts(table(pool, units, {}), folds))}
-        self._known: dict[tuple[Any, ...], Tensor] = {}
-
-    def choice(self, ceiling: float) -> Choice:
-        """Under this ceiling: cross-validated over how far the greedy order is followed behind which gate."""
-        if not self.units:
-            return Choice()
-        whole, tried = self.whole, {PLAIN_WAY: losses(self.whole.plain, self.whole.labels, self.objective, self.own)}
-        for share in SHARES:
-            paths = [self._greedy(fitted, share, ceiling) for fitted, _, _ in self.parts[True]]
-            for steps in range(1, min(map(len, paths)) + 1):
-                tried[Way(steps, share)] = self._held(True, [path[:steps] for path in paths], share)
-        known, every = sets(self.units)
-        for some in sorted(every):
-            share = min(1.0, math.floor(100 * (ceiling - 1 + 1e-9) / float(whole.costs[list(some)].sum())) / 100)
-            if share < SHARES[0]:  # behind the gate where it just spends the ceiling
-                continue
-            found = {m: self._held(m, [list(some)] * FOLDS, share) for m in (some not in known, True)}
-            matched = False not in found or difference(found[False], found[True]) > 2.0
-            tried[Way(len(some), share, some, matched)] = found[matched]
-        way = surest(tried, known)
-        if way == PLAIN_WAY:
-            return Choice()
-
-        def path_of(t: Table) -> list[int]:
-            return list(way.units) or self._greedy(t, way.share, ceiling)[: way.steps]
-
-        chosen = tuple(self.units[u] for u in path_of(whole))
-        merge = refined(self.parts[way.matched], way.share, path_of, self.objective)
-        return Choice(chosen, way.share, *merge, way.matched)
-
-    def _greedy(self, t: Table, share: float, ceiling: float) -> list[int]:
-        return greedy(t, share, ceiling, self.objective, self.own)
-
-    def _held(self, matched: bool, paths: Sequence[list[int]], share: float) -> Tensor:
-        """What each image loses (N,) by the units that were chosen on the other folds."""
-        key = (matched, tuple(map(tuple, paths)), share)
-        if key not in self._known:
-            parts = self.parts[matched]
-            out = self._known[key] = torch.empty(sum(len(held) for _, _, held in parts), dtype=torch.float64)
-            for (fitted, test, held), took in zip(parts, paths, strict=True):
-                below = threshold(fitted.margin, share)
-                out[held] = _lost(fitted, test, took, below, VARIANTS[0], self.objective)
-        return self._known[key]
-
-
-def _lost(
-    fitted: Table, test: Table, units: list[int], below: float, variant: tuple[float, str], objective: str
-) -> Tensor:
-    warm = fit_temperature(merged(fitted, units, below, *variant), fitted.labels)
-    return losses(merged(test, units, below, *variant), test.labels, objective, warm)
-
-
-def _parts(whole: Table, folds: Tensor) -> Iterator[Part]:
-    for k in range(FOLDS):
-        held = (folds == k).nonzero()[:, 0]
-        yield whole.rows((folds != k).nonzero()[:, 0]), whole.rows(held), held
-
-
-def refined(parts: Sequence[Part], share: float, path_of: Path, objective: str) -> tuple[float, str]:
-    """The weight of the further looks and what is averaged: other than equal logits only where it is surely better."""
-    count = sum(len(held) for _, _, held in parts)
-    found = {v: torch.empty(count, dtype=torch.float64) for v in VARIANTS}
-    for fitted, test, held in parts:
-        path, below = path_of(fitted), threshold(fitted.margin, share)
-        for variant in VARIANTS:
-            found[variant][held] = _lost(fitted, test, path, below, variant, objective)
-    best = min(found, key=lambda v: float(found[v].mean()))
-    return best if difference(found[VARIANTS[0]], found[best]) > 2.0 else VARIANTS[0]
-
-
-def surest(tried: dict[Way, Tensor], known: Container[tuple[int, ...]] = ()) -> Way:
-    """The best of all that are surely better than plain, or plain.
-
-    A single further look is believed after one standard error, more of them after two: there are more to err with. What
-    people do, the `known` sets, is taken instead where the best is ahead of it by less than half a standard error.
+    Args:
+        time_ratio: the most measured time, as a multiple of the first network's forward pass.
+        clusters: of each image, what it must not be separated from: its group, and copies of it.
     """
-    sure = [
-        w for w in tried if w != PLAIN_WAY and difference(tried[PLAIN_WAY], tried[w]) > (1.0 if w.steps == 1 else 2.0)
-    ]
-    best = min(sure, key=lambda w: float(tried[w].mean()), default=PLAIN_WAY)
-    usual = [w for w in sure if w.units in known and difference(tried[w], tried[best]) <= 0.5]
-    return min(usual or [best], key=lambda w: float(tried[w].mean()))
+
+    outcomes: Outcomes
+    space: SearchSpace
+    clusters: Rows
+    time_ratio: float | None = None
+    seed: int = 0
+    _safe: dict[object, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.task = TASKS[self.outcomes.pool.task]
+        self.tiles = self.task.maps
+        self.usual = standards(self.space, self._combine(1))
+        several = self._combine(2)
+        self.usual = {
+            n: replace(c, combine=several if len(c.networks) > 1 else c.combine) for n, c in self.usual.items()
+        }
+
+    # -- the choice
+    def choose(self, ceiling: float, rows: Rows) -> Candidate:
+        """By these images, under a mean cost."""
+        search = _Search(self, ceiling, rows)
+        finalists = search.finalists()
+        losses = self.cross_validated(finalists, rows)
+        costs = [self.cost(c) for c in finalists]
+        alone = [c for name, c in self.usual.items() if len(c.networks) == 1 and len(c.groups) < 3 and c in finalists]
+        known = set(self.usual.values())
+        while True:
+            standard = [i for i, c in enumerate(finalists) if c in known]
+            index = one_standard_error(losses, costs, standard)
+            chosen = finalists[index]
+            if chosen in alone or not self._beaten(chosen, costs[index], alone, rows):
+                return chosen
+            finalists.pop(index)
+            costs.pop(index)
+            losses = np.delete(losses, index, 1)
+
+    def _beaten(self, chosen: Candidate, cost: float, alone: Sequence[Candidate], rows: Rows) -> bool:
+        """Whether a single network, plain or flipped, has a better metric at no more cost."""
+        rivals = [c for c in alone if self.cost(c) <= cost * (1 + 1e-9)]
+        if not rivals:
+            return False
+        own = self.quality(chosen, rows)
+        return any(self.quality(rival, rows) > own for rival in rivals)
+
+    def quality(self, candidate: Candidate, rows: Rows) -> float:
+        """The metric on these images, higher is better."""
+        pool, scoring = self.outcomes.pool.some(rows), self.outcomes.scoring
+        stats = scoring.stats(simulate(pool, build(candidate, pool)).outputs, pool.targets)
+        value = float(scoring.value(scoring.join([stats])))
+        return -value if lower_is_better(scoring.metric) else value
+
+    def cross_validated(self, candidates: Sequence[Candidate], rows: Rows) -> NDArray[np.float64]:
+        """Losses (N, C): thresholds and temperature of each image come from other images."""
+        folds = fold_of(self.clusters[rows], FOLDS, self.seed)
+        found = np.zeros((len(rows), len(candidates)))
+        for k in np.unique(folds):
+            fit, held = rows[folds != k], folds == k
+            for number, candidate in enumerate(candidates):
+                found[held, number] = self.losses(candidate, fit, rows[held]).numpy()
+        return found
+
+    # -- losses
+    def losses(self, candidate: Candidate, fit: Rows, at: Rows) -> Tensor:
+        """What images `at` lose (n,), with thresholds and a temperature that suit the images `fit`."""
+        both = np.concatenate([fit, at]) if fit is not at else fit
+        first = self.outcomes.of(candidate, 1)
+        loss, count = first.losses[:, both], len(fit)
+        valid = None if self.outcomes.valid is None else self.outcomes.valid[both]
+        passing = torch.ones(loss.shape[1:], dtype=torch.bool) if valid is None else valid.clone()
+        share, units = 1.0, int(passing[:count].sum())
+        for number, step in enumerate(candidate.steps[1:], 2):
+            if step.share < share:
+                confidence = self.outcomes.of(candidate, number - 1).confidence[candidate.by][both]
+                below = _kth(confidence[:count][passing[:count]], round(step.share * units))
+                passing &= confidence < below
+                share = step.share
+            after = self.outcomes.of(candidate, number).losses
+            loss = torch.where(passing, after[:, both], loss)
+        each = loss.sum(2) / (loss.shape[2] if valid is None else valid.sum(1).clamp(min=1))
+        best = int(each[:, :count].mean(1).argmin())
+        return each[best] if fit is at else each[best, count:]
+
+    # -- cost
+    def cost(self, candidate: Candidate) -> float:
+        """The expected mean cost."""
+        prices = self.prices(candidate)
+        return prices[0] + sum(p * s for p, s in zip(prices[1:], self._areas(candidate), strict=True))
+
+    def prices(self, candidate: Candidate) -> list[float]:
+        """Of each step, for the images that take it."""
+        return [sum(self.outcomes.prices[g] for g in step.groups) for step in candidate.steps]
+
+    def _areas(self, candidate: Candidate) -> tuple[float, ...]:
+        """Of each further step, the part of its cost that an image pays on average."""
+        if not (self.tiles and candidate.gated):
+            return candidate.shares
+        return tuple(float(self._tile_costs(candidate, k).mean()) / p for k, p in self._steps(candidate))
+
+    def _steps(self, candidate: Candidate) -> list[tuple[int, float]]:
+        return list(enumerate(self.prices(candidate)))[1:]
+
+    def _tile_costs(self, candidate: Candidate, number: int) -> Tensor:
+        """Of each image (N,), what a step behind a gate with tiles costs."""
+        maps, step = self.outcomes.pool.maps, candidate.steps[number]
+        assert maps is not None
+        if step.share >= 1:
+            return torch.stack([self.outcomes.costs[g] for g in step.groups]).sum(0)
+        network = candidate.steps[0].groups[0].network
+        below = maps.threshold(network, step.share)
+        return torch.stack([self.outcomes.costs[g] * maps.areas(network, g.view, below) for g in step.groups]).sum(0)
+
+    def safe(self, candidate: Candidate, ceiling: float, images: int) -> tuple[float, ...] | None:
+        """Its shares, brought down until new images exceed the ceiling in at most 5 % of draws; None: never."""
+        prices = self.prices(candidate)
+        if prices[0] > ceiling + 1e-9:
+            return None
+        times = [sum(map(self.outcomes.pool.times, step.groups)) for step in candidate.steps]
+        if self.time_ratio is not None and times[0] > self.time_ratio + 1e-9:
+            return None
+        if not candidate.shares:
+            return ()
+        found = self._safe_shares(ceiling, prices, candidate.shares, images)
+        if self.time_ratio is not None:
+            found = tuple(map(min, found, self._safe_shares(self.time_ratio, times, candidate.shares, images)))
+        return found if min(found) > 0 else None
+
+    def _safe_shares(
+        self, ceiling: float, prices: Sequence[float], shares: tuple[float, ...], images: int
+    ) -> tuple[float, ...]:
+        key = (round(ceiling, 4), tuple(round(p, 3) for p in prices), shares, images)
+        if key not in self._safe:
+            full = prices[0] + sum(p * s for p, s in zip(prices[1:], shares, strict=True))
+            fits = min(shares) == 1 and full <= ceiling + 1e-9
+            self._safe[key] = shares if fits else safe_shares(ceiling, prices[0], prices[1:], shares, images)
+        return self._safe[key]
+
+    def fits_tiles(self, candidate: Candidate, ceiling: float, rows: Rows) -> bool:
+        """The same for gates with tiles, whose cost is not proportional to the share."""
+        costs = torch.stack([self._tile_costs(candidate, k) for k, _ in self._steps(candidate)]).sum(0)[rows]
+        first = self.prices(candidate)[0]
+        error = float(costs.std()) / max(1, len(rows)) ** 0.5
+        return first + float(costs.mean()) + ONE_SIDED * error <= ceiling + 1e-9
+
+    def _combine(self, networks: int) -> str:
+        several = "probabilities" if networks > 1 and self.task.classes else ""
+        usual = "probabilities" if self.tiles and self.task.classes else self.task.combines[0]
+        return several or usual
+
+    def combine_for(self, candidate: Candidate) -> Candidate:
+        """With the usual way to combine passes of one network, or of several."""
+        return replace(candidate, combine=self._combine(len(candidate.networks)))
 
 
-def difference(a: Tensor, b: Tensor) -> float:
-    """How much larger a's mean is than b's, in standard errors of the paired difference."""
-    gap = a - b
-    error = float(gap.std()) / math.sqrt(len(gap))
-    return float(gap.mean()) / error if error > 0 else 0.0
+class _Search:
+    """Candidates under one ceiling, by the loss on some images."""
+
+    def __init__(self, chooser: Chooser, ceiling: float, rows: Rows) -> None:
+        self.chooser, self.ceiling, self.rows = chooser, ceiling, rows
+        self.scored: dict[Candidate, float] = {}
+        self.gated = bool(chooser.outcomes.measures)
+
+    def finalists(self) -> list[Candidate]:
+        """The best candidates with several shares each, and what people do."""
+        usual = [c for c in self.chooser.usual.values() if self._fits(c)]
+        if not usual:
+            least = min(self.chooser.cost(c) for c in self.chooser.usual.values())
+            raise OptionError(f"cost: got {self.ceiling:g}, but the cheapest network costs {least:.3g} forward passes.")
+        for candidate in usual:
+            self._score(candidate)
+        beam = self._firsts()
+        for _ in range(STEPS - 1):
+            found = self._extended(beam)
+            if not found:
+                break
+            best = self._best(found, BEAM)
+            beam = self._best([*best, *self._refined(best)], BEAM)
+        best = self._best(list(self.scored), FINALISTS)
+        several = [c for some in best for c in self._share_variants(some)]
+        return list(dict.fromkeys([*usual, *best, *several]))
+
+    def _fits(self, candidate: Candidate) -> bool:
+        safe = self.chooser.safe(candidate, self.ceiling, len(self.rows))
+        return safe == candidate.shares
+
+    def _score(self, candidate: Candidate) -> float:
+        if candidate not in self.scored:
+            self.scored[candidate] = float(self.chooser.losses(candidate, self.rows, self.rows).mean())
+        return self.scored[candidate]
+
+    def _best(self, candidates: Iterable[Candidate], count: int) -> list[Candidate]:
+        """The best of each structure, whatever its shares."""
+        found: dict[Candidate, Candidate] = {}
+        for candidate in sorted(dict.fromkeys(candidates), key=lambda c: self.scored[c]):
+            found.setdefault(candidate.structure, candidate)
+        return list(found.values())[:count]
+
+    def _firsts(self) -> list[Candidate]:
+        chooser = self.chooser
+        made = [chooser.combine_for(Candidate((Step(groups),), "")) for groups in chooser.space.firsts()]
+        fitting = [c for c in made if self._fits(c)]
+        for candidate in fitting:
+            self._score(candidate)
+        plain = [c for c in fitting if len(c.groups) == 1 and c.groups[0].plain]
+        return list(dict.fromkeys([*plain, *self._best(fitting, FIRSTS)]))
+
+    def _extended(self, beam: Sequence[Candidate]) -> list[Candidate]:
+        found = []
+        for candidate in beam:
+            for groups in self.chooser.space.extensions(candidate.groups):
+                other = groups[0].network not in candidate.networks
+                for join in ("average", "replace") if other else ("average",):
+                    made = self.chooser.combine_for(candidate.added(Step(groups, join=join)))
+                    found += [c for c in self._with_shares(made) if self._score(c) < self.scored[candidate]]
+        return found
+
+    def _with_shares(self, candidate: Candidate) -> list[Candidate]:
+        """Under the ceiling: for all images if that fits, else behind gates for as many as are safe, and for half."""
+        before = candidate.shares[:-1]
+        open_ = candidate.with_shares((*before, before[-1] if before else 1.0))
+        if self._fits_at_all(open_):
+            return [open_] if not self.gated else [open_, *self._patterns(candidate, (0.5,))]
+        return self._patterns(candidate, (1.0, 0.5)) if self.gated else []
+
+    def _fits_at_all(self, candidate: Candidate) -> bool:
+        if self.chooser.tiles and candidate.gated:
+            return self.chooser.fits_tiles(candidate, self.ceiling, self.rows)
+        return self._fits(candidate)
+
+    def _patterns(self, candidate: Candidate, scales: Sequence[float]) -> list[Candidate]:
+        if self.chooser.tiles:
+            return self._tile_patterns(candidate)
+        narrow = NARROWER if len(candidate.shares) > 1 else (1.0,)
+        before = candidate.shares[:-1]
+        found = []
+        for part in narrow:
+            wanted = candidate.with_shares((*before, part * (before[-1] if before else 1.0)))
+            safe = self.chooser.safe(wanted, self.ceiling, len(self.rows))
+            if safe is not None:
+                found += [candidate.with_shares(tuple(scale * s for s in safe)) for scale in scales]
+        return found
+
+    def _tile_patterns(self, candidate: Candidate) -> list[Candidate]:
+        """One gate with tiles, right after a single plain pass."""
+        first = candidate.steps[0].groups
+        if len(first) > 1 or not first[0].plain or any(g.states is not None for g in candidate.groups):
+            return []
+        if len(candidate.steps) > 2:
+            return []
+        made = [candidate.with_shares((share,)) for share in TILE_SHARES]
+        return [c for c in made if self.chooser.fits_tiles(c, self.ceiling, self.rows)]
+
+    def _refined(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Other weights, gates and ways to combine."""
+        found = []
+        for candidate in candidates:
+            combines = {c for c in self.chooser.task.combines if c in ("logits", "probabilities")}
+            other = combines - {candidate.combine} if not self.chooser.tiles else set()
+            found += [replace(candidate, combine=c) for c in sorted(other)]
+            *before, last = candidate.steps
+            if len(before) and last.join == "average" and len(candidate.networks) > 1:
+                found += [replace(candidate, steps=(*before, replace(last, weight=w))) for w in WEIGHTS]
+            if candidate.gated:
+                found += [replace(candidate, by=by) for by in self._measures(candidate)]
+        for candidate in found:
+            self._score(candidate)
+        return found
+
+    def _measures(self, candidate: Candidate) -> list[str]:
+        several = len(candidate.steps[0].groups) > 2
+        known = [m for m in self.chooser.outcomes.measures if m != "agreement" or several]
+        return [m for m in known if m != candidate.by]
+
+    def _share_variants(self, candidate: Candidate) -> list[Candidate]:
+        """The same with smaller shares."""
+        if not candidate.gated or self.chooser.tiles:
+            return []
+        first = candidate.shares[0]
+        factors = [share / first for share in SHARES if share < first]
+        made = [candidate.with_shares(tuple(f * s for s in candidate.shares)) for f in factors]
+        return [c for c in made if min(c.shares) * len(self.rows) >= 1]
 
 
-def fold_of(count: int, folds: int, seed: int) -> Tensor:
-    """Which fold each image is in: dealt out evenly, in an order that only the seed decides."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    return torch.empty(count, dtype=torch.long).scatter(0, order, torch.arange(count) % folds)
+def _kth(values: Tensor, count: int) -> float:
+    """The value that `count` of these are below."""
+    if count <= 0 or not len(values):
+        return -np.inf
+    if count >= len(values):
+        return np.inf
+    return float(values.kthvalue(count + 1).values)
 
 
-def stages_of(choice: Choice, pool: Pool) -> tuple[Stage, ...]:
-    """A choice as stages with thresholds and temperatures from this pool."""
-    if not choice.units:
-        return laid(())
-    warm = temperatures_of(pool, choice.units) if choice.matched else None
-    below = threshold(sureness(pool.plain, "margin"), choice.share)
-    gate = Gate("margin", below, choice.share) if choice.share < 1 else None
-    return laid(choice.units, gate, choice.weight, warm)
+def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:
+    """The fold of each image: clusters stay together, and folds are about equal."""
+    names, number, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    order = order[np.argsort(-sizes[order], kind="stable")]
+    load, found = np.zeros(folds), np.empty(len(names), dtype=np.int64)
+    for cluster in order:
+        found[cluster] = load.argmin()
+        load[found[cluster]] += sizes[cluster]
+    return found[number]
 
 
-def laid(
-    units: Sequence[Unit], gate: Gate | None = None, weight: float = 1.0, warm: Mapping[View, float] | None = None
-) -> tuple[Stage, ...]:
-    """Units after the plain look, behind a gate: as a user would, all of them for all images, at one temperature."""
-
-    def stage(views: tuple[View, ...], states: str, gate: Gate | None) -> Stage:
-        weights = () if weight == 1 else (weight,) * len(views)
-        return Stage(views, states, gate, weights, () if warm is None else tuple(warm[v] for v in views))
-
-    alone = tuple(u.view for u in units if u.states == "plain")
-    stages = [stage(alone, "plain", gate)] if alone else []
-    for unit in units:
-        if unit.states != "plain":
-            stages.append(stage((unit.view,), unit.states, None if stages else gate))
-    return (Stage(), *stages)
+def build(candidate: Candidate, pool: Pool, name: str = "") -> Recipe:
+    """A candidate as a recipe: thresholds and temperatures come from the images of the pool."""
+    task = TASKS[pool.task]
+    tile = pool.maps.gate if pool.maps is not None else None
+    gates: list[Gate | None] = [None]
+    shares = []
+    for before, share in pairwise((1.0, *candidate.shares)):
+        gate = None
+        if share < before:
+            shares.append(share)
+            gate = Gate(candidate.by, share=share) if tile is None else replace(tile, share=share, below=None)
+        gates.append(gate)
+    labels = pool.targets.long() if pool.task == "classification" else None
+    temperatures = None
+    if labels is not None and len(candidate.networks) > 1:
+        plain = {g.network: pool.passes(g)[0] for g in pool.groups if g.plain}
+        temperatures = {name: fit_temperature(plain[name], labels) for name in candidate.networks}
+    recipe = recipe_of(candidate, task.name, gates, temperatures, name)
+    done = simulate(pool, recipe, shares)
+    recipe = recipe.changed(stages=done.stages)
+    if labels is not None and len(candidate.groups) > 1:
+        recipe = recipe.changed(temperature=safe_temperature(done.outputs, labels))
+    return recipe

@@ -1,319 +1,256 @@
-"""`unstride.tune(model, data, cost=1.5)`: the best recipe for this network under a mean cost, and its proof."""
+"""`tune(models, data, cost=1.5)`: the best recipe for a compute budget, and whether to use it."""
 
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from unstride.data import Dataset, check_limit
-from unstride.data.batches import legend
-from unstride.enhanced import Enhanced, enhance
 from unstride.errors import DataError, OptionError, UnstrideWarning
-from unstride.evaluation.loop import asked_task, check_task, dataset_of
-from unstride.evaluation.measures import measure_of
-from unstride.evaluation.words import doubts_of
-from unstride.models import LoadedModel
-from unstride.models import load as load_model
-from unstride.tasks.confidence import two_class
-from unstride.procedure.familiar import warn_looks
-from unstride.procedure.gates import Stage
-from unstride.tasks.tasks import TASKS
-from unstride.tasks.temperature import nll, sure_temperature
-from unstride.recipe.presets import get
+from unstride.evaluation.labelled import Data, groups_of, open_labelled, scoring_of
+from unstride.evaluation.measuring import first_image
+from unstride.evaluation.scoring import Scoring
+from unstride.evaluation.timing import TimeRatio, time_ratio
+from unstride.models.weights import place
+from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.recipe import Recipe
-from unstride.recipe.view import PLAIN
-from unstride.storage.distributed import launched, world
-from unstride.tuning.candidates import Unit, candidates, usual
-from unstride.tuning.certificate import certify
-from unstride.tuning.choose import OBJECTIVES, Choice, Chooser, choose, fold_of, laid, stages_of
-from unstride.tuning.gather import Gathered, answers, gather, kept_in
-from unstride.tuning.judges import JUDGES, check_neighbours
-from unstride.tuning.parts import Part, parts
-from unstride.tuning.pixels import Scene, scenes
-from unstride.tuning.pool import Pool
-from unstride.tuning.scenes import tune_scenes
-from unstride.tuning.simulate import simulate
-from unstride.tuning.tasks import Judged
-from unstride.tuning.timing import with_times
-from unstride.tuning.tuned import Line, Tuned, settled
-from unstride.views.source import Source
+from unstride.storage.distributed import World, launched, world
+from unstride.tasks.tasks import TASKS
+from unstride.tuning.candidates import PassGroup, SearchSpace, pool_groups
+from unstride.tuning.choose import Chooser, build
+from unstride.tuning.evidence import Baseline, Evidence, short_names
+from unstride.tuning.objectives import OBJECTIVES, Outcomes
+from unstride.tuning.passes import PassRunner, usable_groups
+from unstride.tuning.pool import Pool, PoolStore, gather_pool
+from unstride.tuning.reading import ImageReader, pil_pairs
+from unstride.tuning.result import Tuned
+from unstride.tuning.unlabelled import GatesOnly, set_gates, without_labels
+from unstride.views.source import Canvas, PILImages, Source
 
-CEILINGS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
-FOLDS = 5
-Given = TypeVar("Given", Part, Scene)
-LEAST, LEAST_MAPS = 30, 10  # labelled images: with fewer nothing can be said; a map has many pixels
+FEWEST, FEWEST_MAPS = 30, 10  # labelled images: with fewer nothing can be chosen; a map has many pixels
+TIMED_IMAGES, TRIES = 8, 3
 
 
 def tune(
-    model: str | LoadedModel | nn.Module,
-    data: str | Dataset | Iterable[Any],
-    cost: float = 2.0,
+    models: Any,
+    data: Any,
     *,
+    cost: float = 1.5,
+    against: str | Path | Recipe | None = None,
+    margin: float | None = None,
+    metric: str | None = None,
+    objective: str = "nll",
+    group: str | Sequence[Any] | None = None,
+    max_time_ratio: float | None = None,
+    frontier: Sequence[float] = (),
+    partners: str | None = None,
     task: str | None = None,
-    pool: str = "medium",
-    objective: str | None = None,
-    guard: float | None = None,
-    frontier: bool = True,
-    paper: bool = True,
+    weights: str | Path | None = "default",
+    device: str | None = None,
+    cache: str | Path | None = None,
+    batch_size: int | None = None,
     limit: int | None = None,
-    window: int | None = None,
-    weights: str = "default",
-    cache_dir: str | Path | None = None,
+    split: str | None = None,
     seed: int = 0,
-    progress: bool = False,
-    recipe: str | Path | Recipe | None = None,
-    **options: Any,
-) -> Tuned:
-    """Labelled images and a cost ceiling in, the best recipe and its proof out. It may answer "leave it alone".
+    progress: bool = True,
+) -> Tuned | GatesOnly:
+    """Find the best recipe of one to five networks for a compute budget, test it, and say whether to use it.
 
-    Example: `tuned = unstride.tune(model, loader, cost=1.5); print(tuned); tuned.save("tuned.toml")`
+    Each network computes every pass once. Recipes are then simulated: which networks, in which order, in which views
+    and states, behind which gates. Figures are cross-validated: each image by a recipe that was chosen without it.
 
-    cost       mean cost of an image, in plain forwards, that must not be exceeded
-    data       KIND:PATH (see unstride.data), a Dataset, or batches of (images, labels); without labels there is
-               `better.calibrate(images, cost=...)`
-    task       by default what the data is labelled for; of batches classification, or what the model is known to be for
-    pool       small, medium or large: how many looks are tried
-    objective  of classes likelihood (the default), accuracy, or, in segmentation, miou; other tasks have one each
-    window     in segmentation, images that are larger are tuned in such squares, as `SlidingWindow` runs them
-    guard      points, or per cent of an error: a recipe that may lose more, with 95 % confidence, is refused
-    cache_dir  folder for what the network said; a run that was killed goes on from there
-    recipe     and options, what `enhance` takes: but for segmentation one more row of the table, "yours", and the
-               start for nothing else
+    Args:
+        models: a SPEC, a module, a `LoadedModel`, what `enhance` returned; or a list or dict of these. Cost 1.0 is one
+            forward pass of the first one.
+        data: labelled images: KIND:PATH (see `unstride.data`), a Dataset, or batches of (images, labels). Images
+            without labels (a folder, PIL images, a tensor) only set the gates for the cost.
+        cost: the mean cost of an image, which new images exceed in at most 5 % of draws. It may be below 1.
+        against: the baseline: a network by name or SPEC, or a recipe. By default the first network alone.
+        margin: the loss that is acceptable where the recipe is cheaper, in the metric's unit; by default half a point.
+        metric: the one that decides, such as "Dice"; by default the usual one of the task.
+        objective: what recipes are chosen by: "nll" after one temperature, or "accuracy". Other tasks have one each.
+        group: a column of csv data, or one value for each image (patient, video, site): folds and intervals keep them
+            together.
+        max_time_ratio: the most measured time, as a multiple of the first network's forward pass.
+        frontier: further costs to choose recipes for.
+        partners: "auto" suggests smaller networks for one of timm, and loads them where a hub can be reached.
+        cache: folder for the passes. A run that was killed goes on, and another cost or seed reuses them.
+
+    Example: `tuned = unstride.tune(["timm:mobilenetv2_100", "timm:resnet50"], "folder:val", cost=1.5); print(tuned)`
     """
-    if not _number(cost) or cost < 1:
-        raise OptionError(f"cost: got {cost!r}, wanted a number of plain forwards, at least 1")
-    if guard is not None and (not _number(guard) or guard < 0):
-        raise OptionError(f"guard: got {guard!r}, wanted a number of points, at least 0, or None")
-    check_limit(limit)
-    named = data if isinstance(data, str) else ""
-    loaded, data, task = _loaded(model, data, weights, limit, task)
-    module = loaded.model if isinstance(loaded, LoadedModel) else loaded
-    ceilings = sorted({*CEILINGS, float(cost)}) if frontier else [float(cost)]
-    if window is not None and task != "segmentation":
-        raise OptionError(f"window: got {window}, but it is for segmentation, and this is {task}: leave it out")
-    if progress and launched().leads:
-        print(data.legend if isinstance(data, Dataset) else legend(task), file=sys.stderr)
-    if task == "segmentation":
-        if recipe is not None or options:
-            raise OptionError(
-                "recipe: in segmentation yours is not measured beside the others yet; `unstride evaluate` measures it"
-            )
-        better, seen = _ready(module, data, task, scenes(data, _like(module), window))
-        by = objective or "likelihood"
-        tuned = tune_scenes(better, seen, ceilings, cost, pool, by, guard, cache_dir, seed, progress, paper)
-        return _doubted(replace(tuned, data=named), loaded, 1 / better.plan.classes)
-    _check_objective(objective, task)
-    better, given = _ready(module, data, task, parts(data, _like(module), task))
-    units = candidates(given[0].source, pool, better.task)
-    mine: Enhanced | None = None
-    if recipe is not None or options:
-        mine = better.with_options(recipe="default" if recipe is None else recipe).with_options(**options)
+    _check(cost, objective, max_time_ratio, frontier)
+    if partners is not None:
+        from unstride.tuning.partners import with_partners
+
+        models = with_partners(models, partners)
+    if without_labels(data):
+        return set_gates(models, data, cost, task=task, weights=weights, device=device, limit=limit, progress=progress)
+    show = progress and launched().leads
+    if (pairs := pil_pairs(data)) is not None:
+        models = dict(open_pipeline(models, weights=weights, task=task, device=device).networks)
+        data = pairs.dataset(next(iter(models.values())).preprocess)
+    pipeline, images = open_labelled(models, data, task=task, limit=limit, split=split, weights=weights, device=device)
+    scoring = scoring_of(pipeline, images, metric)
+    groups = groups_of(images, group)
     with ExitStack() as stack:
         us = stack.enter_context(world())
-        folder = stack.enter_context(kept_in(cache_dir, us))
-        found = gather(better, given, units, folder, us, progress, paper)
-        beside = {} if found.paper is None else {"paper, 10 states": found.paper}
-        if mine is not None:
-            beside["yours"] = answers(mine, given, folder, us, progress)
-    if task in JUDGES:
-        judged = Judged(found, better, seed, beside, given[0].source)
-        return _doubted(replace(judged.tuned(ceilings, cost, guard), data=named), loaded, judged.judge.chance)
-    by = objective or OBJECTIVES[0]
-    tuning = Tuning(found, found.units, better, by, seed, beside, given[0].source)
-    return _doubted(replace(tuning.tuned(ceilings, cost, guard), data=named), loaded, 1 / better.plan.classes)
+        folder = stack.enter_context(_cache_folder(cache, us))
+        store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), show)
+        usable, notes = _usable(pipeline, images)
+        pool = gather_pool(store, usable, us, batch_size, show)
+        _check_pool(pool, objective)
+        evidence = Evidence.of(pipeline, images, pool, scoring, groups, seed)
+        baseline = evidence.baseline(against, store, us, batch_size, show)
+        tuning = _Tuning(evidence, baseline, objective, max_time_ratio, seed, margin)
+        return tuning.tuned(float(cost), [float(f) for f in frontier], notes)
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _doubted(tuned: Tuned, model: LoadedModel | nn.Module, chance: float | None) -> Tuned:
-    """The same, after a warning where the plain network is no better than guessing, as `evaluate` has it."""
-    task, plain = tuned.better.task, tuned.lines[0]
-    by = measure_of(task, {} if tuned.metric.startswith("recall") else None)
-    found = {by.key: plain.value, "chance": chance}
-    weights = model.weights if isinstance(model, LoadedModel) else "its own"
-    for doubt in doubts_of(task, found, plain.certificate.images, weights) if launched().leads else ():
-        warnings.warn(doubt, UnstrideWarning, stacklevel=3)
-    return tuned
-
-
-def _loaded(
-    model: str | LoadedModel | nn.Module,
-    data: str | Dataset | Iterable[Any],
-    weights: str,
-    limit: int | None,
-    task: str | None,
-) -> tuple[LoadedModel | nn.Module, Dataset | Iterable[Any], str]:
-    """The model, its data, and what is chosen for: as the user says, or the data, or the model."""
-    loaded = load_model(model, weights) if isinstance(model, str) else model
-    told = asked_task(loaded, task)
-    known = dataset_of(loaded, data, limit, None, told)
-    if known is not None:
-        data = known.serving(told)
-        check_task(loaded, task, data)
-        told = data.task
-    told = told or "classification"
-    if told not in (*JUDGES, "classification", "segmentation"):
-        raise OptionError(
-            f"tune chooses by labels, and there are none for {told}: it knows "
-            f"{', '.join(('classification', 'segmentation', *JUDGES))}"
-        )
-    return loaded, data, told
-
-
-def _check_objective(objective: str | None, task: str) -> None:
-    known = (JUDGES[task].by,) if task in JUDGES else OBJECTIVES
-    if objective not in (None, *known):
-        raise OptionError(f"objective: got {objective!r}, wanted {' or '.join(known)}, by which {task} is chosen for")
-
-
-def _like(model: nn.Module) -> Tensor:
-    """Device and type of what the model takes."""
-    return next((p.detach() for p in model.parameters() if p.is_floating_point()), torch.zeros(())).new_zeros(())
-
-
-def _ready(model: nn.Module, data: Any, task: str, given: Iterable[Given]) -> tuple[Enhanced, list[Given]]:
-    """The model in its plain state, and the labelled images, checked as they come: enough, with labels that fit."""
-    better: Enhanced | None = None
-    found: list[Given] = []
-    for one in given:
-        if better is None:
-            better = _plain(model, one.source, data, task)
-        one.check(better)
-        found.append(one)
-    if better is None:
-        raise DataError("the data has no image")
-    count, least = sum(len(one.source) for one in found), LEAST_MAPS if TASKS[task].maps else LEAST
-    if count < least:
-        raise DataError(f"{count} labelled images are too few to choose by; give at least {least}")
-    if task == "embedding":
-        check_neighbours(torch.cat([one.labels for one in found if isinstance(one, Part)]))
-    return better, found
-
-
-def _plain(model: nn.Module, source: Source, data: Any, task: str) -> Enhanced:
-    example = source.rows([0]).render(PLAIN)
-    if isinstance(model, Enhanced):
-        if model.task != task:
-            raise OptionError(f"the model was enhanced for {model.task}, but is to be tuned for {task}")
-        if model.recipe.precision is not None:
+# ---------------------------------------------------------------- checks
+def _check(cost: Any, objective: Any, max_time_ratio: Any, frontier: Sequence[Any]) -> None:
+    for name, value in (("cost", cost), *(("frontier", f) for f in frontier), ("max_time_ratio", max_time_ratio)):
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not (number and value > 0) and not (name == "max_time_ratio" and value is None):
             raise OptionError(
-                f"precision: this model is enhanced for {model.recipe.precision}, and tune measures in the model's "
-                "own; give the model itself, and the precision to what was tuned: enhance(model, example, "
-                "recipe=FILE, precision=...)"
+                f"{name}: got {value!r}, expected more than 0. Cost is in forward passes of the first network named."
             )
-        better = model.with_options(recipe="plain")
-        better.fitted(example)
-        return better
-    preprocess = data.preprocess if isinstance(data, Dataset) else None
-    return enhance(model, example, recipe="plain", task=task, preprocess=preprocess)
+    if objective not in OBJECTIVES:
+        raise OptionError(f"objective: got {objective!r}, expected {' or '.join(map(repr, OBJECTIVES))}.")
 
 
-class Tuning:
-    """A pool, and all that is chosen and proved from it."""
+def _check_pool(pool: Pool, objective: str) -> None:
+    fewest = FEWEST_MAPS if pool.maps is not None else FEWEST
+    if len(pool) < fewest:
+        raise DataError(f"data: got {len(pool)} labelled images, expected at least {fewest} to choose by.")
+    if objective == "accuracy" and pool.task != "classification":
+        raise OptionError(f"objective: 'accuracy' is for classification, and this is {pool.task}. Leave it out.")
 
-    def __init__(
-        self,
-        found: Gathered,
-        units: Sequence[Unit],
-        better: Enhanced,
-        objective: str,
-        seed: int,
-        beside: Mapping[str, tuple[Tensor, Tensor]],
-        source: Source | None = None,
-    ) -> None:
-        self.found, self.pool, self.units, self.better = found, found.pool, list(units), better
-        self.objective, self.seed, self.beside, self.source = objective, seed, beside, source
-        assert self.pool.labels is not None
-        self.labels: Tensor = self.pool.labels
-        self.folds = fold_of(len(self.pool), FOLDS, seed + 1)
-        self.right = two_class(self.pool.plain).argmax(1) == self.labels
 
-    def tuned(self, ceilings: Sequence[float], cost: float, guard: float | None) -> Tuned:
-        lines = [self._line("plain", self.pool.plain, torch.ones(len(self.pool)))]
-        known = usual(self.units)
-        fixed = {name: laid(units) for name, units in known.items()}
-        lines += [self._fixed(name, stages, known[name]) for name, stages in fixed.items()]
-        lines += [self._line(name, *found) for name, found in self.beside.items()]
-        held: dict[float, Tensor] = {}
-        frontier: dict[float, Recipe] = {}
-        chooser = Chooser(self.pool, self.units, self.objective, self.seed)
-        for ceiling, (logits, costs, warm) in self._crossed(ceilings).items():
-            choice = chooser.choice(ceiling)
-            frontier[ceiling] = self._recipe(self.pool, choice, f"tuned for {ceiling:g}")
-            held[ceiling] = logits
-            lines.append(self._line(f"tuned for {ceiling:g}", logits, costs, str(choice), nlls=warm))
-        recipe, proof, words = settled(lines, frontier, cost, guard, self.objective)
-        notes = tuple(f"left out: {why}" for why in self.found.left_out)
-        near = [i for i, look in enumerate(self.pool.looks) if look.view == PLAIN and i]
-        doubt = warn_looks(self.pool.plain, {"states": self.pool.logits[near]}) if near else None
-        notes += (doubt,) if doubt is not None else ()
-        spent = simulate(self.pool, recipe.stages, recipe.merge).cost
-        better = self.better.with_options(recipe=recipe)
-        run = {name: get("plain").changed(stages=stages) for name, stages in fixed.items()}
-        run |= {r.name: r for ceiling, r in frontier.items() if ceiling <= cost}
-        if self.source is not None:
-            lines, time = with_times(lines, run, self.better, self.source)
-            notes += (time,)
+@contextmanager
+def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
+    """The user's folder; without one memory, or, of several processes, a temporary folder that all of them see."""
+    if cache is not None or us.size == 1:
+        yield None if cache is None else Path(cache)
+        return
+    with ExitStack() as stack:
+        folder = Path(us.share(stack.enter_context(TemporaryDirectory()) if us.leads else ""))
+        if not folder.is_dir():
+            raise DataError("cache: processes on several machines have no temporary folder in common. Give cache.")
+        yield folder
+        us.wait()
+
+
+# ---------------------------------------------------------------- which passes
+def _usable(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
+    """The groups of passes that the networks take, and what is left out."""
+    better = pipeline.better
+    _, source, _ = next(ImageReader(data, better, 1).batches(range(len(data))))
+    names = ["base", *list(pipeline.networks)[1:]]
+    prepared = {name: better.networks[name].preprocess or better.preprocess for name in names}
+    margins = {name: _margin(source, prepared[name]) for name in names}
+    groups = pool_groups(prepared, source.size, pipeline.task, margins)
+    kept, refused = usable_groups(PassRunner(better), source, groups)
+    shown = short_names(pipeline)
+    notes = [f"Left out: {', '.join(_shown(w, shown) for w in what)} ({why})." for why, what in refused.items()]
+    return kept, notes
+
+
+def _shown(group: str, names: Mapping[str, str]) -> str:
+    network, _, rest = group.partition(": ")
+    return f"{names.get(network, network)}: {rest}"
+
+
+def _margin(source: Source, preprocess: Any) -> float:
+    """How much more of the image there is than the crop shows, linearly: 256 of 224 is 1.143."""
+    size = source.size
+    if isinstance(source, Canvas):
+        return float(round(min(source.pixels.shape[2 + a] / size[a] for a in (0, 1)), 4))
+    if isinstance(source, PILImages) and preprocess is not None and isinstance(preprocess.resize, int):
+        own = preprocess.size or size
+        return max(1.0, round(preprocess.resize / max(own), 4))
+    return 1.0
+
+
+# ---------------------------------------------------------------- choice, test, decision
+@dataclass(eq=False)
+class _Tuning:
+    """A pool, what is chosen from it, and the tests."""
+
+    evidence: Evidence
+    baseline: Baseline
+    objective: str
+    max_time_ratio: float | None
+    seed: int
+    margin: float | None
+
+    def tuned(self, cost: float, frontier: Sequence[float], notes: Sequence[str]) -> Tuned:
+        evidence, pool = self.evidence, self.evidence.pool
+        scoring: Scoring = evidence.scoring
+        outcomes = Outcomes(pool, scoring, self.objective)
+        space = SearchSpace(pool.groups)
+        chooser = Chooser(outcomes, space, evidence.clusters, self.max_time_ratio, self.seed)
+        recipe, time = self._timed(chooser, cost)
+        rows, stats = evidence.rows(chooser, self.baseline)
+        found: dict[float, Recipe] = {}
+        tests = {}
+        for ceiling in sorted({*frontier, cost}):
+            written = recipe if ceiling == cost else self._written(chooser, ceiling)
+            found[ceiling] = written
+            tests[ceiling] = evidence.test(chooser, written, ceiling, self.baseline)
+            rows.append(tests[ceiling].row)
+        test = tests[cost]
+        stats[test.row.name] = test.stats
+        decision = evidence.decide(test, self.baseline, self.margin)
+        better = evidence.pipeline.with_recipe(recipe)
+        notes = [*notes, *evidence.notes(test, self.baseline, recipe, time)]
+        if self.max_time_ratio is not None and time is not None and time.ratio.low > self.max_time_ratio:
+            warnings.warn(
+                UnstrideWarning(f"max_time_ratio: the recipe takes {time} of the base model's time."), stacklevel=3
+            )
         return Tuned(
-            recipe, cost, spent, frontier, tuple(lines), proof, words, better, self.pool, notes,
-            held[cost], lambda pool: recipe if recipe.plain else self._again(pool, cost, recipe.name),
-        )  # fmt: skip
+            recipe=recipe,
+            decision=decision,
+            rows=tuple(rows),
+            frontier=found,
+            pipeline=better,
+            cost=test.cost,
+            ceiling=cost,
+            notes=tuple(notes),
+            time=time,
+            stats=stats,
+            data=evidence.data,
+            scoring=scoring,
+            indices=np.asarray(pool.rows),
+            data_key=evidence.data_key,
+        )
 
-    def _again(self, pool: Pool, ceiling: float, name: str) -> Recipe:
-        return self._recipe(pool, choose(pool, self.units, ceiling, self.objective, self.seed), name)
+    def _written(self, chooser: Chooser, ceiling: float) -> Recipe:
+        every = np.arange(len(self.evidence.pool))
+        candidate = chooser.choose(ceiling, every)
+        return build(candidate, self.evidence.pool, f"tuned for {ceiling:g}")
 
-    def _crossed(self, ceilings: Sequence[float]) -> dict[float, tuple[Tensor, Tensor, Tensor]]:
-        """At each ceiling logits, costs and NLL of each image by a recipe that was chosen, and warmed, without it."""
-        plain, each = self.pool.plain, torch.ones(len(self.pool), dtype=torch.float64)
-        out = {ceiling: (torch.empty_like(plain), each.clone(), each.clone()) for ceiling in ceilings}
-        for k in range(FOLDS):
-            train, held = (self.folds != k).nonzero()[:, 0], (self.folds == k).nonzero()[:, 0]
-            fitted, test = self.pool.rows(train), self.pool.rows(held)
-            assert fitted.labels is not None and test.labels is not None
-            chooser = Chooser(fitted, self.units, self.objective, self.seed)
-            for ceiling, (logits, costs, warm) in out.items():
-                choice = chooser.choice(ceiling)
-                stages = stages_of(choice, fitted)
-                done = simulate(test, stages, choice.merge)
-                temperature = sure_temperature(simulate(fitted, stages, choice.merge).logits, fitted.labels)
-                logits[held], costs[held] = done.logits, done.costs
-                warm[held] = nll(done.logits, test.labels, temperature)
-        return out
+    def _timed(self, chooser: Chooser, cost: float) -> tuple[Recipe, TimeRatio | None]:
+        """The recipe, and its measured time where that is bounded: the bound is lowered until the time holds."""
+        recipe = self._written(chooser, cost)
+        if self.max_time_ratio is None:
+            return recipe, None
+        for _ in range(TRIES):
+            time = self._time(recipe)
+            if time.ratio.estimate <= self.max_time_ratio or chooser.time_ratio is None:
+                break
+            chooser.time_ratio *= 0.97 * self.max_time_ratio / time.ratio.estimate
+            recipe = self._written(chooser, cost)
+        return recipe, self._time(recipe)
 
-    def _line(self, name: str, logits: Tensor, costs: Tensor, what: str = "", nlls: Tensor | None = None) -> Line:
-        right = two_class(logits).argmax(1) == self.labels
-        turned = [int((a & ~b).sum()) for a, b in ((right, self.right), (self.right, right))]
-        proof = certify(turned[0], turned[1], len(right))
-        proof = proof if float(costs.max()) > 1 else proof.of_plain()
-        if nlls is None:
-            nlls = self._warmed(logits)
-        return Line(name, float(right.float().mean()), float(nlls.mean()), proof, float(costs.mean()), what)
-
-    def _warmed(self, logits: Tensor) -> Tensor:
-        """NLL after one temperature, fitted on the other folds where that is sure."""
-        out = torch.empty(len(logits), dtype=torch.float64)
-        for k in range(FOLDS):
-            train, held = self.folds != k, self.folds == k
-            out[held] = nll(logits[held], self.labels[held], sure_temperature(logits[train], self.labels[train]))
-        return out
-
-    def _fixed(self, name: str, stages: Sequence[Stage], units: Sequence[Unit]) -> Line:
-        done = simulate(self.pool, stages)
-        return self._line(name, done.logits, done.costs, ", ".join(str(u) for u in units))
-
-    def _recipe(self, pool: Pool, choice: Choice, name: str) -> Recipe:
-        assert pool.labels is not None
-        stages = stages_of(choice, pool)
-        temperature = sure_temperature(simulate(pool, stages, choice.merge).logits, pool.labels)
-        return Recipe(name, self.better.task, stages, choice.merge, temperature)
+    def _time(self, recipe: Recipe) -> TimeRatio:
+        data, better = self.evidence.data, self.evidence.pipeline.better
+        size = 1 if TASKS[recipe.task].maps else TIMED_IMAGES
+        _, source, _ = next(ImageReader(data, better, size).batches(range(min(len(data), size))))
+        plain = Recipe(task=recipe.task)
+        return time_ratio(better.replace(recipe), better.replace(plain), source)

@@ -1,157 +1,169 @@
-"""Without labels: gates set for a mean cost from images alone. Nothing is proved, and it says so."""
+"""Without labels: gates are set for a mean cost from images alone. Nothing is claimed about accuracy."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
-from unstride.data import check_limit
-from unstride.enhanced import Enhanced, enhance
-from unstride.errors import DataError, LeftOut, OptionError
-from unstride.evaluation.loop import asked_task
-from unstride.models import LoadedModel
-from unstride.procedure.calibrate import Calibration
-from unstride.procedure.gates import tile_gate
-from unstride.tasks.tasks import TASKS
-from unstride.recipe import Recipe, write
-from unstride.recipe.view import PLAIN
+from unstride.data import KINDS, Dataset, check_limit
+from unstride.data.batches import FromBatches
+from unstride.errors import DataError, OptionError
+from unstride.execution.calibrate import Calibration
+from unstride.models.weights import place
+from unstride.pipeline import Pipeline, open_pipeline
+from unstride.recipe.files import write
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import tile_gate
 from unstride.storage.progress import progress as show_progress
+from unstride.tasks.tasks import TASKS
 from unstride.views.images import Preprocess, find_images, open_image
-from unstride.views.source import PILImages
+from unstride.views.source import Canvas, PILImages, as_source
 
-MOST, MAPS, DOUBTED = 1000, 100, 64  # images: enough for a quantile, also of tiles; enough to doubt a look by
-TOGETHER, FEW = 8, 30  # images
-UNPROVED = "not proved: the gates were set without labels, so nobody knows whether answers change for the better"
+MOST, MOST_MAPS = 1000, 100  # images: enough for a quantile, also of tiles
+TOGETHER, FEWEST = 8, 30  # images
+UNPROVED = "The gates were set without labels: nobody knows whether predictions change for the better."
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
-    """`print` says what it will cost and how many answers change; `recipe` runs everywhere."""
+class GatesOnly:
+    """A recipe whose gates were set without labels. `print` shows its cost and how many predictions change."""
 
     recipe: Recipe
     calibration: Calibration
-    changed: float
-    better: Enhanced
-    doubt: str | None = None
+    changed: float  # share of the predictions
+    pipeline: Pipeline
 
     def __str__(self) -> str:
         task = TASKS[self.recipe.task]
-        answers = "pixels" if task.maps else "answers" if task.one_label else "labels"
-        told = [
-            str(self.calibration),
-            f"{self.changed:.1%} of the {answers} change. Nothing was proved: without labels nobody knows whether they "
-            "change for the better.",
-            str(self.recipe),
-        ]
-        if self.calibration.images < FEW:
-            told.append(f"{FEW} images and more are better: what few of them cost says little of others.")
-        return "\n".join(told if self.doubt is None else [*told, self.doubt])
+        what = "pixels" if task.maps else "predictions" if task.one_label else "labels"
+        lines = [str(self.calibration), f"{self.changed:.1%} of the {what} change. {UNPROVED}", str(self.recipe)]
+        if self.calibration.images < FEWEST:
+            lines.append(f"Pass {FEWEST} images or more: the cost of so few says little of others.")
+        return "\n".join(lines)
+
+    def figures(self) -> dict[str, Any]:
+        """What a recipe file says about how its recipe was made."""
+        numbers = {"images": self.calibration.images, "cost": self.calibration.cost, "changed": self.changed}
+        shares = [s.gate.share for s in self.recipe.stages if s.gate is not None and s.gate.share is not None]
+        return {**numbers, "shares": shares, "proved": False, "verdict": UNPROVED}
+
+    def save(self, path: str | Path, anyway: bool = False) -> Path:
+        """Write the recipe, marked as not tested."""
+        networks = self.pipeline.stored_networks()
+        return write(path, self.recipe, networks, self.figures(), next(iter(networks)))
 
     def to_json(self) -> dict[str, Any]:
-        """What is printed, as numbers."""
-        told = {"recipe": str(self.recipe), "images": self.calibration.images, "cost": self.calibration.cost}
-        return {**told, "changed": self.changed, "proved": False, "doubt": self.doubt}
-
-    def save(self, path: str | Path) -> Path:
-        told = {"images": self.calibration.images, "cost": round(self.calibration.cost, 4)}
-        figures = {**told, "proved": False, "verdict": UNPROVED}
-        return write(path, self.recipe, self.better.model, self.better.preprocess, figures)
+        """What is printed, as plain values."""
+        return {**self.figures(), "recipe": str(self.recipe)}
 
 
-@dataclass(frozen=True, eq=False)
-class Album:
-    """Images in files, a few of one size at a time, as often as somebody asks; what cannot be read is told once."""
-
-    paths: Sequence[Path]
-    preprocess: Preprocess
-    broken: set[Path] = field(default_factory=set)
-    advance: Callable[[int, str], None] = lambda step, note: None
-
-    def __iter__(self) -> Iterator[PILImages]:
-        images: list[Image.Image] = []
-        for path in self.paths:
-            image = self._open(path)
-            self.advance(1, "")
-            if image is None:
-                continue
-            if images and (len(images) == TOGETHER or not self._alike(images[0], image)):
-                yield PILImages(images, self.preprocess)
-                images = []
-            images.append(image)
-        if images:
-            yield PILImages(images, self.preprocess)
-
-    def some(self, most: int) -> Album:
-        """So many of them at most, spread evenly."""
-        count = min(most, len(self.paths))
-        return replace(self, paths=[self.paths[i * len(self.paths) // count] for i in range(count)])
-
-    def _open(self, path: Path) -> Image.Image | None:
-        if path in self.broken:
-            return None
-        try:
-            return open_image(path)
-        except DataError as error:
-            self.broken.add(path)
-            warnings.warn(f"left out: {error}", LeftOut, stacklevel=2)
-            return None
-
-    def _alike(self, one: Image.Image, other: Image.Image) -> bool:
-        return self.preprocess.size is not None or one.size == other.size
+def without_labels(data: Any) -> bool:
+    """True for a folder or files of images, PIL images, tensors, or batches of these without labels."""
+    if isinstance(data, str):
+        return data.partition(":")[0] not in KINDS and Path(data).exists()
+    if isinstance(data, Path | Tensor | Image.Image | Canvas):
+        return True
+    if isinstance(data, Dataset | FromBatches) or not isinstance(data, Iterable):
+        return False
+    if isinstance(data, list | tuple) and data:
+        return isinstance(data[0], Path | Tensor | Image.Image | Canvas) or (
+            isinstance(data[0], str) and Path(data[0]).exists()
+        )
+    return False
 
 
-def settle(
-    loaded: LoadedModel,
-    folders: Sequence[str | Path],
+def set_gates(
+    models: Any,
+    images: Any,
     cost: float,
-    recipe: str = "default",
+    *,
     task: str | None = None,
+    weights: str | Path | None = "default",
+    device: str | None = None,
     limit: int | None = None,
     progress: bool = False,
-) -> Settled:
-    """`settle(unstride.models.load("timm:resnet50"), ["photos/"], cost=1.5)`.
+) -> GatesOnly:
+    """Set the gates of the default recipe for a mean cost.
 
-    Of classes, whole images look again; of maps of classes, tiles of them. Other tasks have no gates to set. `limit`:
-    so many images, spread evenly; by default 1,000, of maps 100.
+    Of classes, whole images pass a gate; of maps of classes, tiles of them. Other tasks have no gates.
     """
     check_limit(limit)
-    album = Album(find_images(list(folders)), loaded.preprocess)
-    first = next(iter(album), None)
-    if first is None:
-        raise DataError("no image could be read")
-    told = asked_task(loaded, task) or "auto"
-    example = first.rows([0]).render(PLAIN)
-    better = enhance(loaded.model, example, recipe=recipe, task=told, preprocess=loaded.preprocess)
-    better = better.with_options(recipe=gated(better.recipe, first.size))
-    album = album.some(limit or (MAPS if TASKS[better.task].maps else MOST))
-    with show_progress("images, twice", 2 * len(album.paths), progress) as advance:
-        shown = replace(album, advance=advance)
-        found = better.calibrate(shown, cost)
-        better = better.with_options(recipe=better.recipe.changed(name=f"set for {cost:g} without labels"))
-        changed, count = 0, 0
-        for images in shown:
-            both = better.looks(images)[0], better.plain(images.render(PLAIN))
-            answers, plain = map(TASKS[better.task].own, both)
-            changed, count = changed + int((answers != plain).sum()), count + plain.numel()
-    doubt = better.doubts(album.some(DOUBTED)) if better.task == "classification" else None
-    return Settled(better.recipe, found, changed / count, better, doubt)
+    pipeline = open_pipeline(models, weights=weights, task=task, device=device)
+    most = limit or (MOST_MAPS if TASKS[pipeline.task].maps else MOST)
+    batches = list(_batches(images, pipeline, most))
+    if not batches:
+        raise DataError("data: got no image that can be read.")
+    better = pipeline.better.replace(gated(pipeline.better.recipe, as_source(batches[0], None).size))
+    count = sum(len(batch) for batch in batches)
+    with show_progress("images, twice", 2 * count, progress) as advance:
+        found = better.calibrate(_counted(batches, advance), cost)
+        better.recipe = better.recipe.changed(name=f"set for {cost:g} without labels")
+        changed = total = 0
+        meaning, plain = TASKS[better.task], better.replace(Recipe(task=better.task))
+        for batch in _counted(batches, advance):
+            answers, base = (meaning.answer(e.run(batch).output) for e in (better, plain))
+            changed, total = changed + int((answers != base).sum()), total + base.numel()
+    return GatesOnly(better.recipe, found, changed / total, replace(pipeline, better=better))
 
 
 def gated(recipe: Recipe, size: Sequence[int]) -> Recipe:
-    """The recipe, with its last looks behind a gate where it has none: tiles, of maps of classes."""
+    """The recipe with its last passes behind a gate where it has none: tiles, of maps of classes."""
     if any(s.gate is not None for s in recipe.stages):
         return recipe
     task = TASKS[recipe.task]
     if not (task.maps and "margin" in task.gates):
         raise OptionError(
-            f"task {recipe.task} has no gates, so without labels there is nothing to set: every image takes the same "
-            "looks. Give labels (--data), which say which looks help, or take a recipe as it is: unstride predict "
-            "--recipe flip"
+            f"data: got images without labels, and task {recipe.task!r} has no gates to set. Pass labelled images, or "
+            "use a recipe as it is: `unstride predict --recipe flip`."
         )
-    first, *again = recipe.stages
-    return recipe.changed(stages=(first, *(replace(s, gate=tile_gate(size)) for s in again)))
+    first, *rest = recipe.stages
+    return recipe.changed(stages=(first, *(replace(s, gate=tile_gate(tuple(size))) for s in rest)))
+
+
+def _batches(images: Any, pipeline: Pipeline, most: int) -> Iterator[Any]:
+    """Batches as `better.run` takes them."""
+    better = pipeline.better
+    device, dtype = place(better.model)
+    files = _files(images)
+    if files is not None:
+        files = [files[i * len(files) // min(most, len(files))] for i in range(min(most, len(files)))]
+        preprocess = better.preprocess or pipeline.base.preprocess
+        for part in _alike((open_image(path) for path in files), preprocess):
+            yield PILImages(part, preprocess, torch.zeros(0, device=device, dtype=dtype))
+    elif isinstance(images, Tensor | Canvas | Image.Image):
+        yield images if isinstance(images, Canvas) else as_source(images, better.preprocess)
+    elif isinstance(images[0], Image.Image):
+        for part in _alike(images[:most], better.preprocess or pipeline.base.preprocess):
+            yield as_source(part, better.preprocess or pipeline.base.preprocess)
+    else:
+        for batch in images:
+            yield as_source(batch, better.preprocess)
+
+
+def _files(images: Any) -> list[Path] | None:
+    several = list(images) if isinstance(images, list | tuple) else [images]
+    return find_images(several) if all(isinstance(i, str | Path) for i in several) else None
+
+
+def _alike(images: Iterable[Image.Image], preprocess: Preprocess) -> Iterator[list[Image.Image]]:
+    """A few images at a time, of one size where the preprocessing keeps sizes."""
+    part: list[Image.Image] = []
+    for image in images:
+        if part and (len(part) == TOGETHER or (preprocess.size is None and image.size != part[0].size)):
+            yield part
+            part = []
+        part.append(image)
+    if part:
+        yield part
+
+
+def _counted(batches: Sequence[Any], advance: Any) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        advance(len(batch), "")
