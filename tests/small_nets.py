@@ -22,6 +22,12 @@ def net():
         p.data.mul_(4)
     return LoadedModel("net", body, Preprocess(32, 32), "classification", ("red", "green", "blue", "<b>[odd]</b> name"))
 
+def other():
+    loaded = net()
+    for p in loaded.model.parameters():
+        p.data.neg_()
+    return loaded
+
 def segmenter():
     body = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 3, 3, 2, 1), nn.Upsample(scale_factor=4, mode="bilinear"),

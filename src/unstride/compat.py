@@ -7,6 +7,7 @@ unstride itself. A torchvision that can be imported is left alone.
 
 import importlib
 import sys
+import threading
 from typing import Any
 
 _ERROR = "operator torchvision::"
@@ -14,20 +15,22 @@ _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
+_lock = threading.RLock()  # threads that decode images import it at the same time
 _declared: list[Any] = []  # keeps the library alive: the schemas vanish with it
 
 
 def import_torchvision() -> None:
     """Import torchvision; if only its compiled part is unusable, declare the missing schemas and import it again."""
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if _ERROR not in str(error) or _declared:
-            raise
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]  # half imported by the attempt that failed
-        _declare()
-        importlib.import_module("torchvision")
+    with _lock:
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if _ERROR not in str(error) or _declared:
+                raise
+            for name in [name for name in list(sys.modules) if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]  # half imported by the attempt that failed
+            _declare()
+            importlib.import_module("torchvision")
 
 
 def _declare() -> None:

@@ -111,7 +111,8 @@ class Pipeline:
         prepared = network.preprocess or self.better.preprocess
         data = None if prepared is None else {k: v for k, v in prepared.to_json().items() if v is not None}
         spec = loaded.spec if is_spec(loaded.spec) else None
-        weights = None if spec is None or loaded.weights == "its own" else loaded.weights
+        named = loaded.weights in ("default", "random") or Path(loaded.weights).is_file()
+        weights = loaded.weights if spec is not None and named else None
         return StoredNetwork(spec, fingerprint(loaded.model), data, network.classes, weights)
 
     def __repr__(self) -> str:

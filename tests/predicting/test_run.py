@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +20,14 @@ from PIL import Image
 from small_nets import photo, png, write_nets
 
 import unstride
-from unstride import models
-from unstride.errors import ArtefactError, DataError, ModelChanged, OptionError
+from unstride import Gate, Recipe, Stage, models
+from unstride.errors import ArtefactError, DataError, ModelChanged, OptionError, SpecError, UnstrideWarning
 from unstride.predicting import run as running
-from unstride.procedure.gates import Gate, Stage
-from unstride.recipe import Recipe, get, write
-from unstride.recipe.view import parse_view
+from unstride.predicting.drift import drifts
+from unstride.predicting.parts import PartRunner
 from unstride.views.images import open_image
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -55,14 +55,14 @@ def test_rows_are_the_librarys_own_answers(nets, tmp_path):
     x = torch.stack([loaded.preprocess(image) for image in images])
     better = unstride.enhance(loaded.model, x[:1], recipe="multiscale-flip", preprocess=loaded.preprocess)
     for row, path, p in zip(rows, sorted(folder.iterdir()), better.explain(images), strict=True):
-        probabilities = p.logits.softmax(0)
+        probabilities = p.output.softmax(0)
         assert row["image"] == str(path)
         assert row["classes"] == probabilities.topk(2).indices.tolist()
         assert row["probabilities"] == pytest.approx(probabilities.topk(2).values.tolist(), abs=2e-5)
         assert row["names"] == [loaded.classes[k] for k in row["classes"]]
-        assert row["plain_class"] == int(p.plain.argmax())
-        assert row["changed"] is (row["plain_class"] != row["classes"][0])
-        assert row["looks"] == 6
+        assert row["base_class"] == int(p.base.argmax())
+        assert row["changed"] is (row["base_class"] != row["classes"][0])
+        assert row["passes"] == 6
         assert row["cost"] == pytest.approx(p.cost, abs=1e-5)
         assert row["agreement"] == pytest.approx(p.agreement, abs=1e-5)
         assert row["spread"] == pytest.approx(float(p.spread), abs=1e-5)
@@ -72,56 +72,54 @@ def test_rows_are_the_librarys_own_answers(nets, tmp_path):
     assert not (tmp_path / "p.jsonl.parts").exists()
 
 
-def test_a_model_that_is_written_meanwhile_gives_no_rows_of_both(nets, tmp_path, monkeypatch):
-    """Whether the model was changed is asked around each part, not at every batch, and the part is not kept."""
-    loaded = models.load(f"{nets}:net")
-    answers = running._answers
+def test_a_model_that_is_changed_meanwhile_gives_no_rows_of_both(nets, tmp_path, monkeypatch):
+    loaded, run = models.load(f"{nets}:net"), PartRunner.run
 
-    def written_after_the_first(job, batch):
-        found = answers(job, batch)
+    def changed_after_the_first_part(runner, part, images):
+        result = run(runner, part, images)
         next(loaded.model.parameters()).data.add_(1.0)
-        return found
+        return result
 
-    monkeypatch.setattr(running, "_answers", written_after_the_first)
-    with pytest.raises(ModelChanged, match="was changed"):
-        unstride.predict(loaded, photos(tmp_path / "photos", 5), tmp_path / "p.jsonl", batch_size=2)
+    monkeypatch.setattr(PartRunner, "run", changed_after_the_first_part)
+    with pytest.raises(ModelChanged, match="were changed"):
+        unstride.predict(loaded, photos(tmp_path / "photos", 5), tmp_path / "p.jsonl", batch_size=2, recipe="flip")
     assert not (tmp_path / "p.jsonl").exists()
     monkeypatch.undo()
-    unstride.predict(loaded, tmp_path / "photos", tmp_path / "now.jsonl", batch_size=2)  # as it is now
-    assert len(read(tmp_path / "now.jsonl")) == 5
+    unstride.predict(loaded, tmp_path / "photos", tmp_path / "p.jsonl", batch_size=2, recipe="flip")  # as it is now
+    assert len(read(tmp_path / "p.jsonl")) == 5
 
 
 def test_views_come_from_the_image_and_not_from_its_crop(nets, tmp_path):
     """A larger size must show detail that the prepared tensor no longer has."""
     folder = photos(tmp_path / "photos", 1, size=(160, 160))
-    recipe = get("multiscale-flip")
+    recipe = "multiscale-flip"
     unstride.predict(f"{nets}:net", folder, tmp_path / "p.jsonl", recipe=recipe, top=4)
     (row,) = read(tmp_path / "p.jsonl")
     loaded = models.load(f"{nets}:net")
     x = loaded.preprocess(open_image(folder / "0000.png"))[None]
-    blind = unstride.enhance(loaded.model, x, recipe=recipe).explain(x)[0].logits.softmax(0)
+    blind = unstride.enhance(loaded.model, x, recipe=recipe).explain(x)[0].output.softmax(0)
     assert row["probabilities"] != pytest.approx(blind.sort(descending=True).values.tolist(), abs=1e-4)
 
 
 def gated(nets, folder, path):
-    """A recipe that looks again, larger and mirrored, at about half of the images."""
+    """A recipe that takes two more views of about half of the images."""
     loaded = models.load(f"{nets}:net")
     x = torch.stack([loaded.preprocess(open_image(one)) for one in sorted(folder.iterdir())[:32]])
     best = loaded.model(x).detach().softmax(1).topk(2).values
     gate = Gate("margin", below=float((best[:, 0] - best[:, 1]).median()))
-    again = Stage((parse_view("1.3x"), parse_view("flip")), gate=gate)
-    return write(path, Recipe("gated", stages=(Stage(), again)), model=loaded.model, preprocess=loaded.preprocess)
+    recipe = Recipe((Stage(), Stage(("1.3x", "flip"), gate=gate)), name="gated")
+    return unstride.enhance(loaded, recipe=recipe).save(path)
 
 
-def test_gated_looks_are_taken_only_where_the_gate_opens(nets, tmp_path):
+def test_gated_passes_are_taken_only_where_the_gate_opens(nets, tmp_path):
     folder = photos(tmp_path / "photos", 12)
     unstride.predict(f"{nets}:net", folder, tmp_path / "p.jsonl", recipe=gated(nets, folder, tmp_path / "r.toml"))
     rows = read(tmp_path / "p.jsonl")
     for row in rows:
-        again = row["stopped"] == "all looks"
-        assert row["looks"] == (3 if again else 1)
+        again = row["stopped"] == "all passes"
+        assert row["passes"] == (3 if again else 1)
         assert row["cost"] > 3 if again else row["cost"] == pytest.approx(1, abs=0.01)
-    assert 3 <= sum(row["looks"] == 3 for row in rows) <= 9
+    assert 3 <= sum(row["passes"] == 3 for row in rows) <= 9
 
 
 def test_csv_and_parquet_hold_the_same_rows(nets, tmp_path):
@@ -194,13 +192,11 @@ def test_names_that_are_no_text_are_written_readably(nets, tmp_path, suffix):
     assert name.endswith("\\xff.png")
 
 
-def test_a_gate_that_is_not_set_and_a_bare_module_are_refused_at_once(nets, tmp_path):
+def test_a_gate_without_a_threshold_is_refused_at_once(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
-    unset = Recipe(stages=(Stage(), Stage((parse_view("flip"),), gate=Gate(share=0.5))))
+    unset = Recipe((Stage(), Stage(("flip",), gate=Gate(share=0.5))))
     with pytest.raises(OptionError, match="calibrate"):
         unstride.predict(f"{nets}:net", folder, tmp_path / "p.csv", recipe=unset)
-    with pytest.raises(OptionError, match=r"models\.load"):
-        unstride.predict(models.load(f"{nets}:net").model, folder, tmp_path / "p.csv")
 
 
 def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, tmp_path):
@@ -215,7 +211,7 @@ def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, t
     with pytest.raises(OptionError, match="another run"):
         unstride.predict(f"{nets}:net", folder, out, recipe="plain")
     record = json.loads((tmp_path / "p.jsonl.run.json").read_text())
-    assert record["recipe"]["name"] == "flip"
+    assert record["pipeline"]["recipe"]["stage"][0]["views"] == ["plain", "flip"]
 
 
 def test_parts_of_another_run_are_refused(nets, tmp_path, monkeypatch):
@@ -267,18 +263,22 @@ def test_a_model_whose_code_changed_is_another_run(tmp_path, monkeypatch):
         unstride.predict(f"{file}:make", folder, tmp_path / "q.jsonl", recipe="flip")
 
 
-def test_images_that_changed_under_their_names_are_another_run(nets, tmp_path, monkeypatch):
-    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+def test_images_that_changed_under_their_names_are_computed_again(nets, tmp_path, monkeypatch, capfd):
+    folder, out = photos(tmp_path / "photos", 5), tmp_path / "p.jsonl"
+    monkeypatch.setattr(running, "PART", 2)
+    monkeypatch.setattr("unstride.predicting.summary.PART", 2)
     interrupted(monkeypatch, f"{nets}:net", folder, out, recipe="flip")
     photo(77, (40, 48)).save(folder / "0001.png")
-    with pytest.raises(OptionError, match="finished parts of another run"):
-        unstride.predict(f"{nets}:net", folder, out, recipe="flip")
-    unstride.predict(f"{nets}:net", folder, tmp_path / "q.jsonl", recipe="flip")
-    first = json.loads((tmp_path / "q.jsonl.run.json").read_text())
+    done = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
+    assert done.before == 3  # of the second and the third part
+    assert "2 of 3 parts" in capfd.readouterr().err
+    unstride.predict(f"{nets}:net", folder, tmp_path / "whole.jsonl", recipe="flip")
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    first = json.loads((tmp_path / "p.jsonl.run.json").read_text())
     assert first["command"] and first["threads"] and first["cpu"] and first["versions"]["torch"]
     photo(78, (40, 48)).save(folder / "0001.png")
     with pytest.raises(OptionError, match="is there already, from another run"):
-        unstride.predict(f"{nets}:net", folder, tmp_path / "q.jsonl", recipe="flip")
+        unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     unstride.predict(f"{nets}:net", folder, tmp_path / "r.jsonl", recipe="flip")
     assert json.loads((tmp_path / "r.jsonl.run.json").read_text())["read"] != first["read"]
 
@@ -295,7 +295,7 @@ def test_parts_that_are_taken_from_an_earlier_run_are_named(nets, tmp_path, monk
 def test_a_full_disk_is_an_error_and_the_run_goes_on_when_there_is_space(nets, tmp_path, monkeypatch, model):
     folder = photos(tmp_path / "photos", 5)
     monkeypatch.setattr(running, "PART", 2)
-    monkeypatch.setattr("unstride.predicting.parts.PART", 2)
+    monkeypatch.setattr("unstride.predicting.summary.PART", 2)
 
     def run(name="p.jsonl"):
         return unstride.predict(f"{nets}:{model}", folder, tmp_path / name, recipe="flip")
@@ -331,19 +331,6 @@ def test_tables_of_one_stem_have_masks_of_their_own(nets, tmp_path):
         assert row["mask"].startswith("m.jsonl.masks/") and (tmp_path / row["mask"]).is_file()
 
 
-def test_a_table_whose_masks_were_named_from_their_folder_is_not_gone_on_with(nets, tmp_path, monkeypatch):
-    """Half of its rows would name files that are not there."""
-    folder, out = photos(tmp_path / "photos", 2), tmp_path / "p.jsonl"
-    now = running._about
-    with monkeypatch.context() as patched:
-        patched.setattr(running, "_about", lambda *job: {k: v for k, v in now(*job).items() if k != "files"})
-        patched.setattr(running, "_join", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            unstride.predict(f"{nets}:segmenter", folder, out, recipe="flip")
-    with pytest.raises(OptionError, match=r"parts of another run .*or version"):
-        unstride.predict(f"{nets}:segmenter", folder, out, recipe="flip")
-
-
 def test_a_table_without_a_suffix_is_told_where_masks_go(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
     with pytest.raises(OptionError, match=r"ends in \.jsonl \.csv \.parquet; .*beside it, as m\.csv\.masks/ of m\.csv"):
@@ -353,12 +340,100 @@ def test_a_table_without_a_suffix_is_told_where_masks_go(nets, tmp_path):
 def test_a_recipe_for_another_model_or_preprocessing_is_refused(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
     loaded, other = models.load(f"{nets}:net"), models.load(f"{nets}:segmenter")
-    write(tmp_path / "r.toml", get("flip"), model=other.model)
-    with pytest.raises(ArtefactError, match="fingerprint"):
+    unstride.enhance(other, recipe="flip").save(tmp_path / "r.toml")
+    with pytest.raises(SpecError, match="fingerprint"):
         unstride.predict(loaded, folder, tmp_path / "p.jsonl", recipe=tmp_path / "r.toml")
-    write(tmp_path / "s.toml", get("flip"), model=loaded.model, preprocess=other.preprocess)
+    unstride.enhance(loaded.model, recipe="flip", preprocess=other.preprocess, task="classification").save(
+        tmp_path / "s.toml"
+    )
     with pytest.raises(ArtefactError, match="preprocessing"):
         unstride.predict(loaded, folder, tmp_path / "p.jsonl", recipe=tmp_path / "s.toml")
+
+
+def test_networks_come_from_the_recipe_file(nets, tmp_path):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "p.jsonl"
+    two = [models.load(f"{nets}:net"), models.load(f"{nets}:other")]
+    better = unstride.enhance(two, recipe=Recipe((Stage(), Stage(network="net2", gate=Gate(below=1), join="replace"))))
+    better.save(tmp_path / "best.toml")
+    unstride.predict(two, folder, out, recipe=tmp_path / "best.toml", top=4)
+    images = [open_image(path) for path in sorted(folder.iterdir())]
+    second = two[1].model(torch.stack([two[1].preprocess(image) for image in images])).softmax(1)
+    for row, p in zip(read(out), second, strict=True):
+        assert row["probabilities"] == pytest.approx(p.sort(descending=True).values.tolist(), abs=2e-5)
+        assert row["confidence"] == row["probabilities"][0] and row["passes"] == 2
+
+
+def test_what_passes_a_gate_is_packed_into_full_batches(nets, tmp_path):
+    """Of 60 images, 8 at a time, about half go on: four batches, not one for each batch before the gate."""
+    folder, calls = photos(tmp_path / "photos", 60), []
+    two = [models.load(f"{nets}:net"), models.load(f"{nets}:other")]
+    confidences = [row["confidence"] for row in predicted_rows(two[0], folder, tmp_path / "alone.jsonl")]
+    gate = Gate("probability", below=float(np.median(confidences)))
+    recipe = Recipe((Stage(), Stage(network="net2", gate=gate)))
+    two[1].model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
+    rows = predicted_rows(two, folder, tmp_path / "p.jsonl", recipe=recipe, batch_size=8)
+    going = sum(row["passes"] == 2 for row in rows)
+    assert 25 <= going <= 35
+    largest = [size for size in calls if size > 2]  # without the probes
+    assert sum(largest) <= going and largest[: going // 8] == [8] * (going // 8)
+
+
+def predicted_rows(model, folder, out, **options):
+    unstride.predict(model, folder, out, **{"recipe": "plain", **options})
+    return read(out)
+
+
+def test_shares_that_drift_from_the_recipe_are_a_warning(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 60)
+    loaded = models.load(f"{nets}:net")
+    confidences = [row["confidence"] for row in predicted_rows(loaded, folder, tmp_path / "a.jsonl")]
+    below = float(np.quantile(confidences, 0.5))
+
+    def run(name, share):
+        gate = Gate("probability", below=below, share=share)
+        recipe = Recipe((Stage(), Stage(("flip",), gate=gate)))
+        return unstride.predict(loaded, folder, tmp_path / name, recipe=recipe)
+
+    with pytest.warns(UnstrideWarning, match=r"50\.0% of the images pass the gate .* tuned for 10\.0%"):
+        assert run("b.jsonl", 0.1).passed == (0.5,)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnstrideWarning)
+        run("c.jsonl", 0.45)
+
+
+def test_drift_is_found_as_often_as_sampling_alone_would():
+    draw = np.random.default_rng(0)
+    for tuned_on in (None, 200):
+        shares = draw.binomial(200, 0.25, 4000) / 200 if tuned_on else np.full(4000, 0.25)
+        false = [drifts(int(draw.binomial(500, 0.25)), 500, share, tuned_on) for share in shares]
+        true = [drifts(int(draw.binomial(500, 0.45)), 500, share, tuned_on) for share in shares]
+        assert np.mean(false) < 0.005 and np.mean(true) > 0.9
+
+
+def test_the_same_image_has_one_row(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 3)
+    with pytest.warns(UnstrideWarning, match=r"4 images are given more than once .*0000\.png"):
+        done = unstride.predict(
+            f"{nets}:net", [folder, folder / "0000.png", folder], tmp_path / "p.jsonl", recipe="plain"
+        )
+    assert done.images == 3 and len(read(tmp_path / "p.jsonl")) == 3
+
+
+@pytest.mark.parametrize(("top", "columns"), [(2, 2), (100, 4), (10**11, 4)])
+def test_top_is_bounded_by_the_classes(nets, tmp_path, top, columns):
+    folder = photos(tmp_path / "photos", 1)
+    unstride.predict(f"{nets}:net", folder, tmp_path / "p.csv", recipe="plain", top=top)
+    titles = (tmp_path / "p.csv").read_text().splitlines()[0].split(",")
+    assert [t for t in titles if t.startswith("class_")] == [f"class_{k + 1}" for k in range(columns)]
+
+
+def test_options_that_are_no_numbers_are_refused(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 1)
+    for name, value in (("top", "a"), ("top", 0), ("batch_size", 0), ("batch_size", 2.5)):
+        with pytest.raises(OptionError, match=f"{name}: got"):
+            unstride.predict(f"{nets}:net", folder, tmp_path / "p.csv", **{name: value})
+    with pytest.raises(OptionError, match="model: got"):
+        unstride.predict(3, folder, tmp_path / "p.csv")
 
 
 def command(nets, inputs, out, *options):
@@ -394,9 +469,9 @@ import torch
 torch.set_num_threads(1)
 import unstride
 from unstride import models
-from unstride.predicting import parts, run
+from unstride.predicting import run, summary
 
-parts.PART = run.PART = 32
+summary.PART = run.PART = 32
 spec, folder, whole, killed, seed, recipe = sys.argv[1:]
 rng, loaded = random.Random(seed), models.load(spec)
 
@@ -406,7 +481,7 @@ def start(out):
         try:
             unstride.predict(loaded, folder, out, recipe=recipe, batch_size=8)
         except BaseException as error:
-            print(repr(error), file=sys.stderr, flush=True)
+            import traceback; traceback.print_exc()
             os._exit(1)
         os._exit(0)
     return pid
@@ -418,7 +493,7 @@ def ended(pid):
     return done
 
 def finished_parts():
-    return len(list(parts.Parts.beside(parts.Path(killed)).folder.rglob("*.safetensors")))
+    return len(list(run.Path(killed + ".parts").rglob("*.safetensors")))
 
 pid = start(whole)
 while not ended(pid):
@@ -426,7 +501,7 @@ while not ended(pid):
 kills, done = 0, False
 while not done:
     pid, before = start(killed), finished_parts()
-    patience = rng.choice((1, 2, 3)) if kills < 6 else 10**9
+    patience = rng.choice((1, 2, 3)) if kills < 4 else 10**9
     while not (done := ended(pid)) and finished_parts() < before + patience:
         time.sleep(0.001)
     if not done:

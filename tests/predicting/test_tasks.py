@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.models import LoadedModel
-from unstride.views.images import Preprocess
+from unstride.recipe.files import write
+from unstride.views.images import Preprocess, open_image
 
 WHOLE = Preprocess(None, None)
 
@@ -37,7 +38,7 @@ def predicted(model: nn.Module, photos: Path, out: Path, task: str | None, **opt
 
 
 def seen(photos: Path, k: int) -> Tensor:
-    return WHOLE(unstride.open_image(photos / f"p{k}.png"))[None]
+    return WHOLE(open_image(photos / f"p{k}.png"))[None]
 
 
 @pytest.mark.parametrize("task", ["embedding", "regression"])
@@ -49,8 +50,8 @@ def test_vectors_are_in_the_row(photos: Path, tmp_path: Path, task: str) -> None
     torch.testing.assert_close(torch.tensor(rows[1]["values"]), wanted, atol=1e-4, rtol=1e-3)
     with torch.no_grad():
         plain = model(seen(photos, 1))[0]
-    torch.testing.assert_close(torch.tensor(rows[1]["plain_values"]), plain, atol=1e-4, rtol=1e-3)
-    assert rows[1]["looks"] == 2 and rows[3]["error"] and rows[3]["values"] is None
+    torch.testing.assert_close(torch.tensor(rows[1]["base_values"]), plain, atol=1e-4, rtol=1e-3)
+    assert rows[1]["passes"] == 2 and rows[3]["error"] and rows[3]["values"] is None
     unstride.predict(LoadedModel("mine", model, WHOLE), photos, tmp_path / "t.csv", task=task, recipe="flip")
     with (tmp_path / "t.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
@@ -80,7 +81,7 @@ def test_several_labels(photos: Path, tmp_path: Path) -> None:
 def test_what_was_assumed_is_in_the_record(photos: Path, tmp_path: Path) -> None:
     predicted(seeded(SmallNet()), photos, tmp_path / "t.jsonl", None)
     record = json.loads((tmp_path / "t.jsonl.run.json").read_text())
-    assert record["recipe"]["task"] == "classification" and "scores of 5 classes" in record["assumed"]
+    assert record["pipeline"]["recipe"]["task"] == "classification" and "output of scores" in record["assumed"]
 
 
 @pytest.mark.parametrize("task", ["embedding", "regression", "multilabel"])
@@ -88,16 +89,9 @@ def test_a_recipe_that_was_made_for_a_task_is_run_for_it(photos: Path, tmp_path:
     """The shape of the output says classes, the file says otherwise, and nothing is assumed."""
     loaded = LoadedModel("mine", seeded(SmallNet(7)), WHOLE)
     made = unstride.enhance(loaded.model, seen(photos, 0), task=task, recipe="flip").recipe
-    tuned = unstride.recipe.files.write(tmp_path / "tuned.toml", made)
+    tuned = write(tmp_path / "tuned.toml", made)
     for k, recipe in enumerate((tuned, str(tuned), made)):
         out = tmp_path / f"t{k}.jsonl"
         unstride.predict(loaded, photos, out, recipe=recipe)
         record = json.loads(Path(f"{out}.run.json").read_text())
-        assert (record["recipe"]["task"], record["assumed"]) == (task, "")
-
-
-def test_a_recipe_that_names_no_task_leaves_it_to_the_model(photos: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('version = 1\n[[stage]]\nviews = ["Identity", "FlipLR"]\nstates = "plain"\n')
-    loaded = LoadedModel("mine", seeded(SmallDepth()), WHOLE)
-    unstride.predict(loaded, photos, tmp_path / "t.jsonl", recipe=tmp_path / "mine.toml")
-    assert json.loads((tmp_path / "t.jsonl.run.json").read_text())["recipe"]["task"] == "dense"
+        assert (record["pipeline"]["recipe"]["task"], record["assumed"]) == (task, "")

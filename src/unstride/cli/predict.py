@@ -1,107 +1,109 @@
-"""`unstride predict SPEC INPUT...`: plain against enhanced, image by image, or all of them in a table."""
+"""`unstride predict SPEC... IMAGES`: a few images explained on the screen, or any number of them in a table."""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, Plot, Spec, Task, Weights, on_device
+from unstride.cli.options import AsJson, BatchSize, Device, Plot, Task, Weights, weights_named
 from unstride.cli.printing import print_table, screen
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
 if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
-    from unstride.enhanced import Enhanced
-    from unstride.models import LoadedModel
     from unstride.execution.prediction import Prediction
+    from unstride.predicting.parts import PartRunner
+    from unstride.predicting.reading import PreparedImage
 
-TOGETHER = 8  # images of one size that are searched as a batch
+TOGETHER = 8  # images that are explained as a batch
 PARTLY = 3
+
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        help="Models by SPEC (timm:NAME, torchvision:NAME, file.py:function, ...; none: those that the recipe file "
+        "names), then images: files, folders, globs, @LIST (a path on each line), tar shards, Parquet files, hf:FOLDER "
+        "of a save_to_disk, s3:// or gs:// addresses.",
+        metavar="[SPEC]... IMAGES...",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
     app.command()(predict)
 
 
-@takes_recipe()
+@takes_recipe
 def predict(
-    spec: Spec,
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            help="Image files, folders, @LIST (a path on each line), tar shards, or hf:FOLDER of a save_to_disk.",
-            metavar="INPUT...",
-        ),
-    ],
-    asked: Asked,
+    inputs: Inputs,
+    recipe: RecipeOptions,
     weights: Weights = "default",
     task: Task = None,
-    top: Annotated[int, typer.Option(min=1, help="Classes to show.")] = 5,
+    device: Device = "auto",
+    top: Annotated[int, typer.Option(min=1, help="Classes to show, at most those of the model.")] = 5,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a table: .jsonl, .csv or .parquet. Segmentation also writes OUT.masks/."),
+        typer.Option(help="Write a table: .jsonl, .csv or .parquet. Masks go to OUT.masks/, other maps to OUT.maps/."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="With --out, images at once.")] = None,
+    batch_size: BatchSize = None,
+    ray: Annotated[
+        str | None, typer.Option(help="With --out: local, or the address of a Ray cluster that runs the parts.")
+    ] = None,
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify or segment images: the plain answer, the enhanced one, the looks that were taken and what they cost.
+    """Classify, segment or embed images: the base model's answer, the recipe's, its passes and their cost.
 
-    With --out, any number of images becomes a table with a row each. Start it again to go on after a crash. Several
-    processes: torchrun --nproc-per-node 2 -m unstride predict ... (--out in a folder that all of them see).
+    With --out, any number of images becomes a table with one row each. After a crash, the same command goes on where
+    it was. Several processes: torchrun --nproc-per-node 2 -m unstride predict ... --out TABLE in a shared folder.
 
     With --plot out.png, several images become out-NAME.png each.
 
-    Exit code 3: some images could not be read or run; they are named (with --out in the table), the others are
-    done (under torchrun 0, too).
+    Exit code 3: some images could not be read or run; they are named (with --out in the table), the others are done.
     """
-    from unstride import models, show
+    from unstride import show
+    from unstride.predicting.run import open_runner
 
-    if out is not None and plot is not None:
+    specs, images = split_inputs(inputs)
+    if plot is not None and out is not None:
         raise typer.BadParameter("--plot is for a few images, --out for many; give one of them")
+    if ray is not None and out is None:
+        raise typer.BadParameter("--ray needs --out")
     if plot is not None:
         show.check_target(plot)
-    loaded = on_device(models.load(spec, weights=weights))
-    if loaded.untrained:
-        typer.echo(f"unstride: {loaded.weights}: these weights know nothing of any image", err=True)
-    task = _task(task, loaded, asked.recipe)
     if out is not None:
-        _table(loaded, inputs, out, {"task": task, "top": top, "batch_size": batch_size, **asked.options()}, as_json)
+        options = {"weights": weights_named(weights), "task": task, "device": device, **recipe.keywords()}
+        _table(specs, images, out, as_json, top=top, batch_size=batch_size, ray=ray, **options)
         return
-    loaded = loaded.for_task(task)
-    names = _Names(plot, several=len(inputs) > 1 or not Path(inputs[0]).is_file())
-    failed: dict[str, str] = {}
-    answers: list[dict[str, Any]] = []
-    options = {"task": task, "preprocess": loaded.preprocess, **asked.options()}
-    recipe = ""
-    for better, answer in _answers(loaded, _opened(inputs, loaded, failed), options, top, names, failed):
-        answers.append(answer)
-        recipe = str(better.recipe)
-        if not as_json:
-            _show(answer, states=not names.several)
-    if as_json:
-        head = {"spec": spec, "weights": loaded.weights, "task": task, "recipe": recipe}
-        bad = [{"image": name, "error": why} for name, why in failed.items()]
-        typer.echo(strict_json.dumps({**head, "images": answers, "failed": bad}))
-    if failed:
-        for why in failed.values():
-            typer.echo(f"unstride: {why}", err=True)
-        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read or run", err=True)
-        raise typer.Exit(PARTLY if answers else 1)
+    pipeline = recipe.pipeline(specs, weights, task, device)
+    if pipeline.untrained:
+        typer.echo("unstride: some weights are random, so the answers mean nothing", err=True)
+    runner = open_runner(pipeline, top, batch_size or TOGETHER)
+    _explain(runner, images, top, plot, as_json)
 
 
-def _table(loaded: "LoadedModel", inputs: list[str], out: Path, options: dict[str, Any], as_json: bool) -> None:
-    from dataclasses import asdict
+def split_inputs(inputs: list[str]) -> tuple[list[str] | None, list[str]]:
+    """Leading names of models, and images. Without models, None."""
+    from unstride.predicting.names import is_model
 
+    count = 0
+    while count < len(inputs) and is_model(inputs[count]):
+        count += 1
+    if count == len(inputs):
+        raise typer.BadParameter(f"no images: {inputs[-1]!r} is the name of a model. Give images after the models.")
+    return inputs[:count] or None, inputs[count:]
+
+
+def _table(specs: list[str] | None, images: list[str], out: Path, as_json: bool, **options: Any) -> None:
     import unstride
 
-    done = unstride.predict(loaded, inputs, out, progress=True, **options)
+    done = unstride.predict(specs, images, out, progress=True, **options)
     if int(os.environ.get("RANK", 0)) == 0:
         typer.echo(strict_json.dumps(asdict(done)) if as_json else str(done))
     # torchrun would take any other code for a crash, and start the finished run again
@@ -109,145 +111,76 @@ def _table(loaded: "LoadedModel", inputs: list[str], out: Path, options: dict[st
         raise typer.Exit(PARTLY if done.errors < done.images else 1)
 
 
-def _task(task: str | None, loaded: "LoadedModel", recipe: str | None) -> str:
-    """What is asked for (also by a recipe), what the model is for, or what its output suggests, which is then told."""
-    import warnings
+def _explain(runner: PartRunner, images: list[str], top: int, plot: Path | None, as_json: bool) -> None:
+    from unstride.show.answers import described, headline
 
-    from unstride.errors import TaskAssumed
-    from unstride.models.tasks import task_of
-    from unstride.models.weights import place
-    from unstride.recipe.saving import task_said
-
-    task = task or task_said(recipe) or loaded.task
-    found = task_of(task, loaded.model, loaded.example().to(*place(loaded.model)))
-    if found.assumed:
-        warnings.warn(TaskAssumed(str(found)), stacklevel=2)
-    assert found.task is not None
-    return found.task
-
-
-def _answers(
-    loaded: "LoadedModel",
-    opened: Iterator[tuple[str, Any, "Tensor"]],
-    options: dict[str, Any],
-    top: int,
-    names: "_Names",
-    failed: dict[str, str],
-) -> Iterator[tuple["Enhanced", dict[str, Any]]]:
-    """An answer for each image, with its image where one is wanted."""
-    from unstride.tasks.tasks import TASKS
-    from unstride.show.answers import answer_of
-    from unstride.show.style import save
-
-    ready: Enhanced | None = None
-    for batch in _batches(opened, 1 if TASKS[options["task"]].maps else TOGETHER):
-        for (name, image, tensor), better, prediction in _explained(loaded, options, ready, batch, failed):
-            ready = better
-            answer = {"image": name, **answer_of(prediction, loaded.classes, top)}
-            if names.target is not None:
-                answer["plot"] = str(names.of(Path(name)))
-                figure = _image(answer, Path(name), image, tensor, prediction, better, loaded)
-                if save(figure, Path(answer["plot"])) is None:
-                    del answer["plot"]
-            yield better, answer
+    classes = runner.pipeline.classes
+    names = _PlotNames(plot, several=len(images) > 1 or not Path(images[0]).is_file())
+    answers: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
+    for image, p in _predictions(runner, images, failed):
+        if isinstance(p, str):
+            failed[image.name] = p
+            continue
+        answer = {"image": image.name, **described(p, classes, top)}
+        answers.append(answer)
+        if plot is not None:
+            _draw(runner, image, p, names, answer)
+        if not as_json:
+            _show(answer, headline(p, classes), passes=not names.several)
+    if as_json:
+        head = {"spec": runner.pipeline.spec, "weights": runner.pipeline.weights, "task": runner.pipeline.task}
+        bad = [{"image": name, "error": why} for name, why in failed.items()]
+        recipe = str(runner.better.recipe)
+        typer.echo(strict_json.dumps({**head, "recipe": recipe, "images": answers, "failed": bad}))
+    if failed:
+        for name, why in failed.items():
+            typer.echo(f"unstride: {why if name in why else f'{name}: {why}'}", err=True)
+        typer.echo(f"unstride: {len(failed)} of {len(failed) + len(answers)} could not be read or run", err=True)
+        raise typer.Exit(PARTLY if answers else 1)
 
 
-def _explained(
-    loaded: "LoadedModel", options: dict[str, Any], better: "Enhanced | None", batch: list[Any], failed: dict[str, str]
-) -> Iterator[tuple[Any, "Enhanced", "Prediction"]]:
-    """Each image of a batch, the enhanced model and its prediction; one that the model cannot take goes to `failed`."""
-    import torch
-
-    from unstride.errors import InputError, ModelRaised
-    from unstride.evaluation.loop import prepared
-    from unstride.models.weights import place
-    from unstride.recipe.view import PLAIN
-    from unstride.views.source import PILImages
-
-    x = torch.stack([tensor for _, _, tensor in batch]).to(*place(loaded.model))
-    asked = {name: value for name, value in options.items() if name != "task"}
-    try:
-        better = better or prepared(loaded.model, x[:1], options["task"], asked)
-        images = [image for _, image, _ in batch]
-        found = better.explain(PILImages(images, loaded.preprocess, x, {PLAIN: x}))
-    except (InputError, ModelRaised) as error:
-        if len(batch) > 1:
-            for one in batch:
-                yield from _explained(loaded, options, better, [one], failed)
-        else:
-            failed[batch[0][0]] = f"{batch[0][0]}: {error}"
-        return
-    for item, prediction in zip(batch, found, strict=True):
-        if prediction.problem is None:
-            yield item, better, prediction
-        else:
-            failed[item[0]] = f"{item[0]}: {prediction.problem}"
-
-
-def _image(
-    answer: dict[str, Any],
-    path: Path,
-    image: "Image.Image",
-    tensor: "Tensor",
-    prediction: "Prediction",
-    better: "Enhanced",
-    loaded: "LoadedModel",
-) -> Any:
-    from unstride import show
-    from unstride.show.answers import headline
-
-    title = f"{path.name}: {headline(answer)}"
-    if better.task in ("dense", "features"):
-        return show.plot_map(show.seen(loaded.preprocess, image), prediction, title)
-    if better.task not in ("classification", "segmentation"):
-        raise OptionError(f"--plot shows classes and maps; this is {better.task}")
-    if better.task == "segmentation":
-        return show.plot_segmentation(show.seen(loaded.preprocess, image), prediction, loaded.classes, title)
-    rates = better.prepare(tensor[None]).found.space.rates
-    return show.plot_classification(image, prediction, rates, loaded.classes, title)
-
-
-def _opened(inputs: list[str], loaded: "LoadedModel", failed: dict[str, str]) -> Iterator[tuple[str, Any, "Tensor"]]:
-    """Every image that can be read, with what the network sees; the others go to `failed` by name."""
+def _predictions(
+    runner: PartRunner, images: list[str], failed: dict[str, str]
+) -> Iterator[tuple[PreparedImage, Prediction | str]]:
+    """A few images at a time; an input without any image goes to `failed`."""
     from unstride.errors import DataError
-    from unstride.predicting.inputs import entries
-    from unstride.views.images import open_image
+    from unstride.predicting.inputs import ImageInputs
 
-    seen: set[str] = set()
-    for argument in inputs:
-        name, before = argument, len(seen)
+    prepare = runner.preparation
+    there = []
+    for text in images:
         try:
-            for entry in entries([argument]):
-                name = entry.name
-                real = os.path.realpath(name)  # an image named twice is meant once
-                if real in seen:
-                    continue
-                seen.add(real)
-                try:
-                    image = open_image(entry.fetch())
-                    yield name, image, loaded.preprocess(image)
-                except DataError as error:
-                    failed[name] = str(error)
+            ImageInputs(text)
+            there.append(text)
         except DataError as error:
-            failed[argument] = str(error)
-        if name == argument and len(seen) == before and argument not in failed:
-            failed[argument] = f"{argument}: there is no image in it"
+            failed[text] = str(error)
+    if not there:
+        return
+    inputs = ImageInputs(there)
+    prepared = (prepare(index, entry) for index, entry in enumerate(inputs))
+    count = 0
+    while group := list(islice(prepared, TOGETHER)):
+        count += len(group)
+        yield from sorted(runner.predictions(group), key=lambda pair: pair[0].index)
+    if not count:
+        failed[", ".join(there)] = "there is no image in it"
 
 
-def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    """Runs of images of one size, at most `size` together."""
-    for _, run in groupby(items, key=lambda item: item[2].shape):
-        batch: list[Any] = []
-        for item in run:
-            batch.append(item)
-            if len(batch) == size:
-                yield batch
-                batch = []
-        if batch:
-            yield batch
+def _draw(runner: PartRunner, image: PreparedImage, p: Prediction, names: _PlotNames, answer: dict[str, Any]) -> None:
+    from unstride import show
+    from unstride.recipe.view import PLAIN
+    from unstride.show.answers import headline
+    from unstride.show.style import as_image
+
+    target = names.of(Path(image.name))
+    shown = as_image(runner.pipeline.base.preprocess, image.views[PLAIN])
+    title = f"{Path(image.name).name}: {headline(p, runner.pipeline.classes)}"
+    if show.save(p.plot(shown, runner.pipeline.classes, title), target) is not None:
+        answer["plot"] = str(target)
 
 
-class _Names:
+class _PlotNames:
     """out.png for one image; out-cat.png, out-dog.png, out-cat-2.png for several."""
 
     def __init__(self, target: Path | None, several: bool) -> None:
@@ -266,73 +199,69 @@ class _Names:
         return name
 
 
-def _show(answer: dict[str, Any], states: bool) -> None:
+def _show(answer: dict[str, Any], headline: str, passes: bool) -> None:
     from rich.markup import escape
 
-    from unstride.show.answers import headline
-
     console = screen()
-    console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline(answer))}")
+    console.print(f"[bold]{escape(answer['image'])}[/bold]  {escape(headline)}")
     print_table(console, _classes_table(answer))
-    if states:
-        print_table(console, _states_table(answer))
+    if passes:
+        print_table(console, _passes_table(answer))
+    count = len(answer["passes"])
+    unit = "" if "value" in answer["answer"][0] else " nats"
     console.print(
-        f"  {len(answer['states'])} {_looks(answer)}, {answer['cost']:.1f}x the MACs of a plain forward, agreement "
-        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f}{_unit(answer)}, stopped: {answer['stopped']}"
+        f"  {count} pass{'es' * (count != 1)}, cost {answer['cost']:.2f} forward passes of the base model, agreement "
+        f"{answer['agreement']:.0%}, spread {answer['spread']:.3f}{unit}, stopped: {escape(answer['stopped'])}"
     )
     if "plot" in answer:
-        console.print(f"  image: {escape(answer['plot'])}")
+        console.print(f"  plot: {escape(answer['plot'])}")
     console.print()
 
 
-def _unit(answer: dict[str, Any]) -> str:
-    """Of the spread: classes have a mutual information, numbers a deviation in their own unit."""
-    return "" if "value" in answer["enhanced"][0] else " nats"
-
-
-def _of(entry: dict[str, Any]) -> str:
-    """The number beside a name, as it is read."""
+def _number(entry: dict[str, Any]) -> str:
     return f"{entry['value']:.4g}" if "value" in entry else f"{entry.get('share', entry.get('probability')):.1%}"
 
 
-def _looks(answer: dict[str, Any]) -> str:
-    if len(answer["states"]) == 1:
-        return "look"
-    return "states" if len({s["view"] for s in answer["states"]}) == 1 else "looks"
-
-
 def _classes_table(answer: dict[str, Any]) -> Any:
-    """The plain network's classes beside the enhanced one's; in segmentation, with their share of the image."""
+    """The base model's classes beside the recipe's; in segmentation, with their share of the image."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 2))
-    for name, justify in (("plain", "left"), ("", "right"), ("enhanced", "left"), ("", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for k in range(max(len(answer["plain"]), len(answer["enhanced"]))):
-        row: list[str] = []
-        for side in ("plain", "enhanced"):
+    table.add_column("base model")
+    table.add_column("", justify="right")
+    table.add_column("recipe")
+    table.add_column("", justify="right")
+    for k in range(max(len(answer["base"]), len(answer["answer"]))):
+        cells: list[str] = []
+        for side in ("base", "answer"):
             entry = answer[side][k] if k < len(answer[side]) else None
-            row += ["", ""] if entry is None else [escape(entry["name"]), _of(entry)]
-        table.add_row(*row)
+            cells += ["", ""] if entry is None else [escape(entry["name"]), _number(entry)]
+        table.add_row(*cells)
     return table
 
 
-def _states_table(answer: dict[str, Any]) -> Any:
-    """Every look that was taken; in classification, with its own answer."""
+def _passes_table(answer: dict[str, Any]) -> Any:
+    """Every pass; where an answer is a class or a number, with its own answer."""
     from rich.markup import escape
     from rich.table import Table
 
+    passes = answer["passes"]
+    several = {name: len({str(p[name]) for p in passes}) > 1 for name in ("network", "view", "state")}
+    searched = any(p["criterion"] is not None for p in passes)
+    own = "name" in passes[0]
+    heads = [name for name, shown in several.items() if shown] + ["criterion"] * searched + ["weight"]
     table = Table(box=None, padding=(0, 2, 0, 2))
-    own, views = "changed" not in answer, len({s["view"] for s in answer["states"]}) > 1
-    heads = [*([("view", "left")] if views else []), ("state", "left"), ("criterion", "right"), ("weight", "right")]
-    for name, justify in heads:
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("pass", justify="right")
+    for name in heads:
+        table.add_column(name, justify="right" if name in ("criterion", "weight") else "left")
     if own:
         table.add_column("its own answer")
         table.add_column("", justify="right")
-    for s in answer["states"]:
-        text = "(" + " ".join("0" if not any(x) else ",".join(map(str, x)) for x in s["state"]) + ")"
-        cells = [*([escape(s["view"])] if views else []), text, f"{s['criterion']:.3f}", f"{s['weight']:.1%}"]
-        table.add_row(*cells, *([escape(s["name"]), _of(s)] if own else []))
+    for number, p in enumerate(passes, 1):
+        state = "(" + " ".join("0" if not any(x) else ",".join(map(str, x)) for x in p["state"]) + ")"
+        criterion = "" if p["criterion"] is None else f"{p['criterion']:.3f}"
+        shown = {**p, "state": state, "criterion": criterion, "weight": f"{p['weight']:.1%}"}
+        answered = [escape(p["name"]), _number(p)] if own else []
+        table.add_row(str(number), *(escape(str(shown[name])) for name in heads), *answered)
     return table

@@ -1,10 +1,6 @@
-"""Images without labels, however many -> a table of answers (and masks), in one pass that can be killed and resumed.
+"""Images without labels, however many, become a table of predictions (and masks) that can be killed and resumed.
 
-In: a model, a recipe, images as they lie on disk. Out: predictions.jsonl, .csv or .parquet, and what made it.
-`inputs` lists images one by one, `reading` decodes them ahead, `rows` says what a row holds, `parts` are the finished
-runs of rows and how they become one file, `run` is the loop. Touch: a kind of input, a column, a format.
+`inputs` and `containers` list images one by one, `reading` decodes them ahead, `parts` computes 256 at a time,
+`rows` says what a row holds, `tables` writes the formats, `run` is the loop, `ray` runs it on a cluster, and `compare`
+finds the images that two recipes disagree on.
 """
-
-from unstride.predicting.run import Predicted, predict
-
-__all__ = ["Predicted", "predict"]

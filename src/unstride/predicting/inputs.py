@@ -1,115 +1,162 @@
-"""Where images lie: files, folders, lists, tar shards, Hugging Face data sets; one by one, in an order that is fixed.
+"""Where images are: files, folders, globs, lists, tar shards, Parquet, Hugging Face data sets, object stores.
 
-    for entry in entries(["photos/", "@more.txt", "shard-000.tar", "hf:/data/flowers"]):
+    for entry in ImageInputs(["photos/", "@more.txt", "shard-000.tar", "s3://bucket/cats/*.jpg"]):
         open_image(entry.fetch())
 
-Nothing is held but the names of one folder, so that a million images take no more memory than a thousand.
+The order is fixed. Images are listed one by one: a million need little more memory than a thousand.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import importlib
 import os
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from unstride.errors import DataError
+from unstride.errors import DataError, OptionError
+from unstride.predicting import containers
+from unstride.predicting.containers import Entry, Walk
 from unstride.storage.contents import file_stamp
 from unstride.views.images import is_image_name
 
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-MEMBER_BYTES = 1 << 28  # of one image in a tar: it is read whole
-_BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An image that is listed, not read. `fetch` gives its file or its bytes, before the next entry is asked for."""
-
-    name: str
-    fetch: Callable[[], Path | bytes]
-    file: Path | None = None  # where it lies in a file of its own, or in a tar named by a list
+FORMS = "images, folders, globs, @LIST, tar shards, Parquet files, hf:FOLDER, s3:// or gs:// addresses"
+_IDENTITY = 12  # bytes kept of each image, to see that it is given again
 
 
 @dataclass(frozen=True)
 class Survey:
-    """How many images there are (None: only reading everything would tell), and what tells these from others."""
+    """How many images there are (None: only reading everything would tell), and a digest of names, sizes and times."""
 
     count: int | None
     digest: str
 
 
-def entries(inputs: Sequence[str | Path]) -> Iterator[Entry]:
-    """All images of all inputs; what is not there at all is a DataError, before anything is read."""
-    checked = [_checked(str(one)) for one in inputs]
-    for one in checked:
-        yield from _entries(one)
+@dataclass
+class ImageInputs:
+    """Iterates over all images of all inputs, each image once.
 
+    Attributes:
+        repeated: after an iteration, how many images were given more than once, and the first of them.
+        links: after an iteration, how many links in tar files were left out, and the first of them.
+    """
 
-def survey(inputs: Sequence[str | Path]) -> Survey:
-    """One pass over the names, with the size and time of each file. Compressed tars are not unpacked for it."""
-    digest, count, known = hashlib.sha256(), 0, True
-    for one in map(str, inputs):
-        for file in _containers(_checked(one)):
-            digest.update(f"{one}|{file_stamp(file)}\n".encode(errors="surrogateescape"))
-        if _is_tar(one) and not one.lower().endswith(".tar"):
-            known = False
-            continue
-        for entry in entries([one]):
-            stamp = "" if entry.file is None else file_stamp(entry.file)
-            digest.update(f"{entry.name}|{stamp}\n".encode(errors="surrogateescape"))
+    inputs: str | Path | Sequence[str | Path]
+    repeated: tuple[int, str] = (0, "")
+    links: tuple[int, str] = (0, "")
+    _texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        several = [self.inputs] if isinstance(self.inputs, str | Path) else self.inputs
+        if not isinstance(several, Sequence) or not all(isinstance(i, str | Path) for i in several) or not several:
+            raise OptionError(f"images: got {self.inputs!r:.60}, expected {FORMS}.")
+        self._texts = [_checked(str(text)) for text in several]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return self._entries(Walk())
+
+    def survey(self) -> Survey:
+        """One pass over the names, with the size and time of each file. Compressed tars are not unpacked for it."""
+        walk, digest, count = Walk(reading=False), hashlib.sha256(), 0
+        for entry in self._entries(walk):
+            digest.update(f"{entry.name}|{entry.stamp}\n".encode(errors="surrogateescape"))
             count += 1
-    return Survey(count if known else None, digest.hexdigest()[:16])
+        digest.update("\n".join(walk.uncounted).encode(errors="surrogateescape"))
+        return Survey(None if walk.uncounted else count, digest.hexdigest()[:16])
+
+    def _entries(self, walk: Walk) -> Iterator[Entry]:
+        seen: set[bytes] = set()
+        count, first = 0, ""
+        for text in self._texts:
+            for entry in _entries(text, walk):
+                identity = hashlib.blake2b(entry.identity.encode(errors="surrogateescape"), digest_size=_IDENTITY)
+                if identity.digest() in seen:
+                    count, first = count + 1, first or entry.name
+                    continue
+                seen.add(identity.digest())
+                yield entry
+        self.repeated, self.links = (count, first), (len(walk.links), walk.links[0] if walk.links else "")
 
 
-def _containers(given: str) -> list[Path]:
-    """The files that hold several images, or their names."""
-    path = Path(given.removeprefix("@").removeprefix("hf:"))
-    if given.startswith("hf:") or (path.is_dir() and _is_hf(path)):
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    return [path] if _is_tar(given) else []
+def _checked(text: str) -> str:
+    """The input, or a DataError where there is nothing of that name: before anything is read."""
+    if "://" in text:
+        return text
+    path = Path(text.removeprefix("@").removeprefix("hf:"))
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:
+        raise DataError(f"images: {text[:60]!r} cannot be a path ({error}). Expected {FORMS}.") from error
+    if not there and not (_is_glob(text) and glob.glob(text, recursive=True)):
+        what = "no file matches it" if _is_glob(text) else "no such file or folder"
+        raise DataError(f"{path}: {what}. Expected {FORMS}.")
+    if text.startswith("@") and not path.is_file():
+        raise DataError(f"{path}: it is a folder. @ is for a text file with a path on each line: leave it out.")
+    return text
 
 
-def _checked(given: str) -> str:
-    path = Path(given.removeprefix("@").removeprefix("hf:"))
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder; wanted images, folders, @LIST, tar shards or hf:FOLDER")
-    if given.startswith("@") and not path.is_file():
-        raise DataError(f"{path}: is a folder; @ is for a text file with a path on each line, so leave it out")
-    return given
+def _is_glob(text: str) -> bool:
+    return not text.startswith(("@", "hf:")) and glob.has_magic(text)
 
 
-def _entries(given: str) -> Iterator[Entry]:
-    path = Path(given)
-    if given.startswith("@"):
-        yield from _list(Path(given[1:]))
-    elif given.startswith("hf:") or (path.is_dir() and _is_hf(path)):
-        yield from _hf(Path(given.removeprefix("hf:")))
-    elif _is_tar(given):
-        yield from _tar(path)
+def _entries(text: str, walk: Walk) -> Iterator[Entry]:
+    path = Path(text)
+    if "://" in text:
+        yield from containers.remote(text, walk)
+    elif text.startswith("@"):
+        yield from _list(Path(text[1:]), walk)
+    elif text.startswith("hf:") or containers.is_hf(path):
+        yield from containers.hf(Path(text.removeprefix("hf:")))
     elif path.is_dir():
         yield from _folder(path, set(), [])
+    elif _is_glob(text) and not path.exists():
+        for name in sorted(glob.glob(text, recursive=True)):
+            if os.path.isdir(name) or is_image_name(Path(name)) or containers.is_container(name):
+                yield from _entries(name, walk)
+    elif containers.is_container(text):
+        yield from containers.contained(text, partial(_opened, path), file_stamp(path), walk, path)
     else:
-        yield Entry(given, partial(_itself, path), path)
+        yield _file(path)
 
 
-def _list(path: Path) -> Iterator[Entry]:
-    """A line for each image, folder or shard; relative to the list itself. What is not there is a row's error."""
-    with path.open(encoding="utf-8", errors="surrogateescape") as lines:  # as the file system names its files
+def _file(path: Path) -> Entry:
+    return Entry(str(path), partial(_itself, path), os.path.realpath(path), file_stamp(path))
+
+
+def _itself(path: Path) -> Path:
+    return path
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _list(path: Path, walk: Walk) -> Iterator[Entry]:
+    """A line for each input, relative to the list itself. A line with nothing there is an error of its row."""
+    real = os.path.realpath(path)
+    if real in walk.lists:
+        raise DataError(f"{path}: the list names itself. Remove that line.")
+    walk.lists.append(real)
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:  # as the file system names its files
         for line in lines:
             name = line.strip()
             if name and not name.startswith("#"):
-                yield from _entries(str(path.parent / name))
+                yield from _entries(_relative(name, path.parent), walk)
+    walk.lists.pop()
+
+
+def _relative(name: str, folder: Path) -> str:
+    if "://" in name:
+        return name
+    prefix = "@" if name.startswith("@") else "hf:" if name.startswith("hf:") else ""
+    return prefix + str(folder / name.removeprefix(prefix))
 
 
 def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
-    """Sorted, to the bottom; links to folders are followed once, and never back to where they lie."""
+    """Sorted, to the bottom; links to folders are followed once, and never to a folder that contains them."""
     here = os.path.realpath(root)
     if here in seen:
         return
@@ -117,86 +164,18 @@ def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
     try:
         names = sorted(os.listdir(root))
     except OSError as error:
-        raise DataError(f"{root}: cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{root}: cannot be read ({error.strerror or error}).") from error
     for name in names:
         path = root / name
         if path.is_dir():
             yield from _folder(path, seen, [*above, here])
-        elif (is_image_name(path) or is_volume_name(path)) and not _elsewhere(path, [*above, here]):
-            yield Entry(str(path), partial(_itself, path), path)
+        elif is_image_name(path) and not _found_elsewhere(path, [*above, here]):
+            yield _file(path)
 
 
-def _elsewhere(path: Path, above: Sequence[str]) -> bool:
-    """Whether it is a link to an image that is found under its own name below the same folder."""
+def _found_elsewhere(path: Path, above: Sequence[str]) -> bool:
+    """True for a link to an image that has its own name below the same folder."""
     return path.is_symlink() and Path(os.path.realpath(path)).is_relative_to(above[0])
 
 
-def _is_tar(given: str) -> bool:
-    return given.lower().endswith(TARS) and not given.startswith(("@", "hf:"))
-
-
-def _tar(path: Path) -> Iterator[Entry]:
-    """The images in a shard, as it comes; the rest of a sample (.json, .cls) is passed over."""
-    plain = path.name.lower().endswith(".tar")
-    try:
-        with tarfile.open(path, "r:" if plain else "r|*") as tar:
-            while (member := tar.next()) is not None:
-                if member.isreg() and is_image_name(Path(member.name)):
-                    yield Entry(f"{path}/{member.name}", partial(_member, tar, member), path)
-                tar.members = []  # type: ignore[attr-defined]  # it would remember every one
-    except _BROKEN as error:
-        text = f"{path}: the shard is damaged ({error}); what came before is done, the rest cannot be read"
-        yield Entry(str(path), partial(_refuse, text))
-
-
-def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    if member.size > MEMBER_BYTES:
-        raise DataError(f"{member.name}: {member.size:,} bytes are too many for an image")
-    try:
-        file = tar.extractfile(member)
-        data = b"" if file is None else file.read()
-    except _BROKEN as error:
-        raise DataError(f"{member.name}: cannot be read ({error})") from error
-    if len(data) != member.size:
-        raise DataError(f"{member.name}: {len(data):,} of {member.size:,} bytes are there")
-    return data
-
-
-def _itself(path: Path) -> Path:
-    return path
-
-
-def _refuse(text: str) -> Path:
-    raise DataError(text)
-
-
-def _is_hf(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
-
-
-def _hf(path: Path) -> Iterator[Entry]:
-    """What `save_to_disk` wrote; of several splits, all of them."""
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise DataError("Hugging Face data needs the datasets library: pip install 'unstride[hf]'") from error
-    try:
-        data = datasets.load_from_disk(str(path))
-    except Exception as error:
-        raise DataError(f"{path}: not a folder written by save_to_disk ({error})") from error
-    splits = data if isinstance(data, datasets.DatasetDict) else {"": data}
-    for split, rows in splits.items():
-        columns = [name for name, feature in rows.features.items() if isinstance(feature, datasets.Image)]
-        if len(columns) != 1:
-            raise DataError(f"{path}: columns {', '.join(rows.features)}; wanted one Image among them")
-        raw = rows.cast_column(columns[0], datasets.Image(decode=False))
-        for index in range(len(raw)):
-            name = "/".join(filter(None, (str(path), split, f"{index:08d}")))
-            yield Entry(name, partial(_hf_bytes, raw, columns[0], index))
-
-
-def _hf_bytes(data: Any, column: str, index: int) -> Path | bytes:
-    stored = data[index][column] or {}
-    if not stored.get("bytes") and not stored.get("path"):
-        raise DataError(f"row {index}: there is no image in {column}")
-    return stored["bytes"] or Path(stored["path"])
+__all__ = ["Entry", "ImageInputs", "Survey"]

@@ -1,146 +1,199 @@
-"""Finished runs of rows, each a file that is there whole or not at all, and how they become one table."""
+"""A part: a fixed run of 256 images that is computed together and saved whole, so that a killed run goes on from it."""
 
 from __future__ import annotations
 
-import csv
-import importlib
-import io
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
-from unstride.errors import DataError, OptionError
-from unstride.predicting.rows import Columns, Row
-from unstride.storage import files, strict_json
-from unstride.storage.artefacts import cannot_write
-from unstride.storage.cache import Cache, RunKey
+import torch
+from torch import Tensor
 
-FORMATS = (".jsonl", ".csv", ".parquet")
-PART = 256  # images; batches do not reach across, so that rows do not depend on who made the part, or when
-_GROUP = 1 << 14  # rows of a parquet row group
+from unstride.enhanced import Enhanced
+from unstride.errors import UnstrideError, UnstrideWarning
+from unstride.execution.prediction import Prediction
+from unstride.execution.runner import StageResult
+from unstride.models.weights import place
+from unstride.pipeline import Pipeline
+from unstride.predicting.reading import BYTES, Preparation, PreparedImage
+from unstride.predicting.rows import Columns, Row, map_file, over_image
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.view import PLAIN
+from unstride.storage.artefacts import write_file
+from unstride.storage.fingerprint import text_digest
+from unstride.tasks.tasks import TASKS
+from unstride.views.source import Canvas, PILImages, Source, to_device
+
+PART = 256  # images; batches do not reach across parts, so rows do not depend on who made a part, or when
+BATCH = 32
+MAPS = 16  # images with maps that are held together
+_MAP_COPIES = 64  # bytes that the maps of an image take, for each byte of the image
 
 
 @dataclass(frozen=True)
-class Parts:
-    """`OUT.parts/`: what a killed run goes on from."""
+class PartResult:
+    """The rows of a part.
 
-    folder: Path
+    Attributes:
+        read: a digest of what was read.
+        passed: how many images passed each gate, of `images` that ran.
+        base_macs: of one forward pass of the base model.
+    """
 
-    @staticmethod
-    def beside(out: Path) -> Parts:
-        return Parts(out.with_name(out.name + ".parts"))
-
-    def check(self, key: RunKey) -> None:
-        """These are the parts of one run; those of another are not touched."""
-        others = [path for path in self.folder.glob("predict-*") if path.name != f"predict-{key.digest}"]
-        if any(any(path.glob("*.safetensors")) for path in others):
-            raise OptionError(
-                f"{self.folder}: holds finished parts of another run (other images, model, recipe or version). Start "
-                "that one again, give another --out, or remove the folder"
-            )
-
-    def remove(self) -> None:
-        """All at once, so that a crash here leaves nothing that looks like a run."""
-        gone = self.folder.with_name(f".{self.folder.name}.gone")
-        shutil.rmtree(gone, ignore_errors=True)
-        self.folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    rows: list[Row]
+    read: str
+    images: int = 0
+    passed: list[int] = field(default_factory=list)
+    base_macs: int = 0
 
 
-def name_of(number: int) -> str:
-    """The item of a part in the cache."""
-    return f"{number:06d}"
+@dataclass(eq=False)
+class PartRunner:
+    """Turns prepared images into rows. Masks and other maps are written as they are made.
+
+    A part runs stage by stage, so that images that pass a gate fill whole batches of the next network.
+    """
+
+    pipeline: Pipeline
+    columns: Columns
+    batch_size: int
+    masks: Path | None = None
+
+    @property
+    def better(self) -> Enhanced:
+        return self.pipeline.better
+
+    @property
+    def preparation(self) -> Preparation:
+        return Preparation.of(self.better, self.pipeline.base.preprocess)
+
+    def run(self, part: int, images: Iterable[PreparedImage]) -> PartResult:
+        """Rows in the order of the images, whatever groups they ran in."""
+        rows: dict[int, Row] = {}
+        contents: dict[int, str] = {}
+        ran, passed, macs = 0, [0] * gates(self.better.recipe), 0
+        for group in self._groups(images):
+            contents |= {image.index: image.content for image in group}
+            for answered, result in self._results(group):
+                for image, p, passes in self._answers(answered, result):
+                    rows[image.index] = self._row(part, image, p, passes)
+                if isinstance(result, str):
+                    continue
+                ran, macs = ran + len(answered), max(macs, result.record.base_macs)
+                counts = [len(going) for going in result.record.passed_gates]
+                passed = [a + b for a, b in zip(passed, counts + [0] * (len(passed) - len(counts)), strict=True)]
+        read = text_digest([contents[index] for index in sorted(contents)])
+        return PartResult([rows[index] for index in sorted(rows)], read, ran, passed, macs)
+
+    def _groups(self, images: Iterable[PreparedImage]) -> Iterator[list[PreparedImage]]:
+        """Images of one size that run together: a whole part, or as many as fit into memory."""
+        most = PART if not self.columns.meaning.maps else max(self.batch_size, MAPS)
+        most = self.batch_size if continues(self.better.recipe) else most
+        weight = _MAP_COPIES if self.columns.meaning.maps else 1
+        groups: dict[tuple[int, ...], list[PreparedImage]] = {}
+        for image in images:
+            if image.error:
+                yield [image]
+                continue
+            shape = tuple(image.views[PLAIN].shape)
+            group = groups.setdefault(shape, [])
+            group.append(image)
+            if len(group) >= most or weight * sum(i.bytes for i in group) > BYTES:
+                yield groups.pop(shape)
+        yield from groups.values()
+
+    def _results(self, group: list[PreparedImage]) -> Iterator[tuple[list[PreparedImage], StageResult | str]]:
+        """A result for all of them; one that the model refuses has an error of its own."""
+        if group[0].error:
+            yield group, group[0].error
+            return
+        try:
+            result: StageResult | str = self._run(group)
+        except UnstrideError as error:
+            if len(group) > 1:
+                middle = len(group) // 2
+                yield from self._results(group[:middle])
+                yield from self._results(group[middle:])
+                return
+            result = str(error)
+        yield group, result
+
+    def _run(self, group: Sequence[PreparedImage]) -> StageResult:
+        while True:
+            try:
+                source = self._source(group)
+                return self.better.run(source, details=True, batch_size=self.batch_size)
+            except torch.OutOfMemoryError:
+                if self.batch_size == 1:
+                    raise
+                self.batch_size //= 2
+                message = f"the device is out of memory; it goes on with {self.batch_size} images at once"
+                warnings.warn(message, UnstrideWarning, stacklevel=2)
+
+    def _source(self, group: Sequence[PreparedImage]) -> Source:
+        device, dtype = place(self.better.model)
+        like, preprocess = torch.empty(0, device=device, dtype=dtype), self.pipeline.base.preprocess
+        views = {view: torch.stack([image.views[view] for image in group]) for view in group[0].views}
+        images = [image.image for image in group if image.image is not None]
+        if not images:
+            return Canvas(to_device(views[PLAIN], like), preprocess=preprocess)
+        return PILImages(images, preprocess, like, views)
+
+    def predictions(self, images: Iterable[PreparedImage]) -> Iterator[tuple[PreparedImage, Prediction | str]]:
+        """A Prediction of each image, or why there is none; in groups, not in order."""
+        for group in self._groups(images):
+            for answered, result in self._results(group):
+                yield from ((image, p) for image, p, _ in self._answers(answered, result))
+
+    def _answers(
+        self, group: Sequence[PreparedImage], result: StageResult | str
+    ) -> Iterator[tuple[PreparedImage, Prediction | str, int]]:
+        """(image, its prediction or error, its number of passes)."""
+        if isinstance(result, str):
+            yield from ((image, result, 0) for image in group)
+            return
+        found = zip(group, result.predictions(self.better.assumed), result.record.pass_counts, strict=True)
+        yield from ((image, p.problem or p, passes) for image, p, passes in found)
+
+    def _row(self, part: int, image: PreparedImage, p: Prediction | str, passes: int) -> Row:
+        if isinstance(p, str):
+            return self.columns.error(image.name, p)
+        file = None
+        if self.masks is not None:
+            p = over_image(p, image.size)
+            name, content = map_file(part, image.index, image.name, p, self.pipeline.classes)
+            write_file(self.masks / name, content)
+            file = f"{self.masks.name}/{name}"
+        return self.columns.row(image.name, p, passes, self.pipeline.classes, file)
 
 
-def finished(cache: Cache) -> set[int]:
-    """The numbers of the parts that are done."""
-    return {int(item) for item in cache}
+def gates(recipe: Recipe) -> int:
+    return sum(stage.gate is not None for stage in recipe.stages)
 
 
-def all_rows(cache: Cache, count: int) -> Iterator[Row]:
-    """All rows in order; a missing part is an error."""
-    for number in range(-(-count // PART)):
-        rows = (cache.get(name_of(number)) or {"rows": []})["rows"]
-        if len(rows) != min(PART, count - number * PART):
-            raise DataError(
-                f"{cache.folder}: part {number} holds {len(rows)} rows; remove the folder and start again. Under "
-                "torchrun, do all processes see the same folder?"
-            )
-        yield from rows
+def continues(recipe: Recipe) -> bool:
+    """True if a stage goes on with passes of an earlier one, which are then kept in memory."""
+    for number, later in enumerate(recipe.stages):
+        for stage in recipe.stages[:number]:
+            if later.states is not None and later.network == stage.network and set(later.views) & set(stage.views):
+                return True
+    return False
 
 
-class CountedRows:
-    """Rows as they pass, counted."""
+def output_width(pipeline: Pipeline) -> int | None:
+    """How many numbers the main output has for an image or a pixel; None if that cannot be found out."""
+    from torch.utils._pytree import tree_leaves
 
-    def __init__(self, rows: Iterator[Row]) -> None:
-        self.rows, self.errors, self.good, self.changed, self.cost = rows, 0, 0, 0.0, 0.0
+    from unstride.tasks.tasks import meant_outputs
 
-    def __iter__(self) -> Iterator[Row]:
-        for row in self.rows:
-            if row["error"] is not None:
-                self.errors += 1
-            else:
-                self.good += 1
-                self.changed += row["changed"]
-                self.cost += row["cost"]
-            yield row
-
-
-def check_out(out: Path) -> None:
-    """Whether the table can be written, before the work."""
-    if out.suffix.lower() not in FORMATS:
-        raise OptionError(
-            f"--out {out}: wanted the name of a table that ends in {' '.join(FORMATS)}; masks and other maps go to a "
-            f"folder beside it, as {out.stem}.csv.masks/ of {out.stem}.csv"
-        )
-    files.check_file(out, "--out")
-    if out.suffix.lower() == ".parquet":
-        _pyarrow()
-
-
-def write_table(out: Path, columns: Columns, rows: Iterator[Row]) -> None:
-    """Rows as they come -> OUT, whole or not at all."""
+    network, task = pipeline.better.networks["base"], TASKS[pipeline.task]
+    example = pipeline.base.example().to(*place(network.model))
     try:
-        with files.open_atomic(out) as file:
-            _write(file, out.suffix.lower(), columns, rows)
-    except OSError as error:
-        raise cannot_write(out, error) from error
-
-
-def _write(file: IO[bytes], suffix: str, columns: Columns, rows: Iterator[Row]) -> None:
-    if suffix == ".jsonl":
-        for row in rows:
-            file.write((strict_json.dumps(row) + "\n").encode())
-    elif suffix == ".csv":
-        _write_csv(file, columns, rows)
-    else:
-        _write_parquet(file, columns, rows)
-
-
-def _write_csv(file: IO[bytes], columns: Columns, rows: Iterator[Row]) -> None:
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(columns.flat_names)
-    table.writerows(columns.flat(row) for row in rows)
-    text.detach()
-
-
-def _write_parquet(file: IO[bytes], columns: Columns, rows: Iterator[Row]) -> None:
-    arrow, parquet = _pyarrow(), importlib.import_module("pyarrow.parquet")
-    kinds = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
-    many = [(name, arrow.list_(kinds[kind])) for name, kind in columns.many.items()]
-    single = [(name, kinds[kind]) for name, kind in columns.single.items()]
-    schema = arrow.schema([("image", arrow.string()), *many, *single])
-    with parquet.ParquetWriter(file, schema) as writer:
-        while group := list(islice(rows, _GROUP)):
-            writer.write_table(arrow.Table.from_pylist(group, schema))
-
-
-def _pyarrow() -> Any:
-    try:
-        return importlib.import_module("pyarrow")
-    except ImportError as error:
-        raise OptionError(".parquet needs pyarrow: pip install 'unstride[parquet]', or write .jsonl or .csv") from error
+        leaves = [leaf for leaf in tree_leaves(network.forward(example)) if isinstance(leaf, Tensor)]
+        floats = [leaf for leaf in leaves if leaf.is_floating_point()]
+        shape = floats[meant_outputs(task, [leaf.shape for leaf in floats], network.axes)[0]].shape
+    except UnstrideError:  # a model that takes no noise of this size: an image will show what is wrong
+        return len(pipeline.classes) or None
+    width = 1 if len(shape) < 2 else int(shape[1])
+    return max(2, width) if task.one_label and task.classes else width

@@ -1,392 +1,327 @@
 r"""`predict(model, images, out)`: every image's answer in a table, however many images there are.
 
-    done = unstride.predict("timm:resnet18", ["photos/", "shard-000.tar"], "predictions.parquet", recipe="flip")
-    print(done)
+    print(unstride.predict("timm:resnet18", ["photos/", "shard-000.tar"], "predictions.parquet", recipe="flip"))
 
-A run that was killed goes on where it was when it is started again: rows are finished in parts, each a file of its own
-beside OUT until the last one is done. Under torchrun the parts are dealt to the processes, and the rows are those of
-one process with as many threads:
+Images are computed in parts of 256, each saved when it is done. A run that was killed goes on from its parts when it
+is started again, and ends with the same bytes. Under torchrun, and on Ray, the parts are shared out:
 
-    torchrun --nproc-per-node 2 -m unstride predict SPEC INPUT... --out predictions.jsonl
+    torchrun --nproc-per-node 2 -m unstride predict SPEC IMAGES --out predictions.jsonl
 """
 
 from __future__ import annotations
 
-import math
 import os
+import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby, islice
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from unstride.enhanced import Enhanced
-from unstride.errors import DataError, OptionError, UnstrideError
-from unstride.evaluation.loop import prepared
-from unstride.models import LoadedModel
-from unstride.models import load as load_model
-from unstride.models.tasks import task_of
+from unstride.errors import DataError, LeftOut, ModelChanged, OptionError, UnstrideWarning
+from unstride.execution.independence import warn_of_batch_dependence
 from unstride.models.weights import place
-from unstride.predicting.inputs import Entry, Survey, entries, survey
-from unstride.predicting.parts import PART, CountedRows, Parts, all_rows, check_out, finished, name_of, write_table
-from unstride.predicting.reading import BYTES, Preparing, Reader, Ready, open_either
-from unstride.predicting.rows import Columns, Row, over_image, write_map, write_mask
-from unstride.tasks.tasks import task_named
-from unstride.execution.prediction import Prediction
-from unstride.recipe.files import to_data
-from unstride.recipe.saving import task_said
+from unstride.pipeline import Pipeline, open_pipeline
+from unstride.predicting.drift import drifted_gates
+from unstride.predicting.inputs import ImageInputs, Survey
+from unstride.predicting.parts import BATCH, PART, PartRunner, output_width
+from unstride.predicting.reading import Reader
+from unstride.predicting.rows import Columns
+from unstride.predicting.summary import PartList, PredictSummary, TableTotals
+from unstride.predicting.tables import check_table, write_table
+from unstride.recipe.recipe import Recipe
 from unstride.storage import locks, strict_json
 from unstride.storage.artefacts import write_file
 from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World, world
-from unstride.storage.fingerprint import computation_key, digest, fingerprint, text_digest
+from unstride.storage.fingerprint import fingerprint, text_digest
 from unstride.storage.progress import progress as show_progress
 from unstride.storage.provenance import provenance, versions
-from unstride.views.source import PILImages
-from unstride.recipe.view import PLAIN
+from unstride.tasks.tasks import task_named
 
-BATCH = 32  # images at once; of maps, which are large and of many sizes, one
-_PLANS = 8  # captures kept: images of many sizes would otherwise fill the memory with them
-_TRIED = 32  # images, to find one that can be read
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What a run did. `waiting` is the share of its time in which the network waited for images."""
-
-    out: str
-    images: int
-    errors: int
-    changed: float  # share of the answers (segmentation: of the pixels) that are not the plain network's
-    cost: float  # mean, in plain forwards
-    seconds: float  # of this run; those before a crash are not in it
-    waiting: float
-    masks: str | None = None
-    already: bool = False  # the table was there, from an earlier run whose figures these are
-    before: int = 0  # of the images, those that a run before a crash had done
-
-    def __str__(self) -> str:
-        own = self.images - self.before
-        rate = f" ({own / self.seconds:.1f} images/s)" if self.seconds and not self.already else ""
-        why = ", see the column `error` of the table" if self.errors else ""
-        lines = [
-            *(["already done: nothing left to do"] * self.already),
-            f"{self.images:,} images, {self.errors:,} of them could not be read or run{why}{rate}",
-            f"{self.changed:.2%} changed, at {self.cost:.2f} plain forwards each",
-            *([] if self.already else [f"{self.waiting:.0%} of the time was waiting for images"]),
-            f"table: {self.out}",
-        ]
-        return "\n".join(lines + ([f"masks: {self.masks}"] if self.masks else []))
+_MANY = 64  # images, for which checks of the model pay
+_VERSIONS = ("unstride", "torch", "numpy", "pillow")
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
-    """One run: the model with its recipe, where the images are, and where the rows go."""
+class PredictJob:
+    """One run: what runs, on which images, and where the rows go."""
 
-    loaded: LoadedModel
-    better: Enhanced
-    inputs: tuple[str, ...]
+    runner: PartRunner
+    inputs: ImageInputs
     out: Path
-    columns: Columns
-    batch_size: int
-    example: Tensor  # an image as the model takes it
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def parts(self) -> Parts:
-        return Parts.beside(self.out)
+    def pipeline(self) -> Pipeline:
+        return self.runner.pipeline
 
     @property
-    def masks(self) -> Path | None:
-        """Where the maps of the images go, masks or others, where there are any."""
-        file = self.columns.file
-        return None if file is None else self.out.with_name(f"{self.out.name}.{file}s")
+    def folder(self) -> Path:
+        """Of the finished parts, while the table is not written."""
+        return self.out.with_name(self.out.name + ".parts")
 
     @property
     def record(self) -> Path:
+        """What made the table."""
         return self.out.with_name(self.out.name + ".run.json")
 
 
 def predict(
-    model: str | LoadedModel,
-    inputs: str | Path | Sequence[str | Path],
+    model: Any,
+    images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    weights: str = "default",
+    recipe: str | Path | Recipe = "default",
+    weights: str | Path | None = "default",
     task: str | None = None,
+    device: str | None = None,
     top: int = 5,
     batch_size: int | None = None,
+    ray: str | None = None,
     progress: bool = False,
-    **options: Any,
-) -> Predicted:
-    """A row for every image in `out` (.jsonl, .csv or .parquet); of maps, a file for each as well: masks as PNG,
-    depth and features as .npy. Vectors (an embedding, numbers) are in the row.
+    **changes: Any,
+) -> PredictSummary:
+    """Write a table with exactly one row for each image; of maps, also a file for each.
 
-    inputs     image files, folders, "@list.txt" (a path on each line, relative to the list), tar
-               shards of WebDataset, folders of a Hugging Face `save_to_disk`
-    top        classes in each row
-    options    what `enhance` takes: recipe, budget, ...
+    Args:
+        model: as `enhance` takes it, or by name ("timm:resnet18"); None: the networks that the recipe file names.
+        images: files, folders, globs, "@list.txt" (a path on each line, relative to the list), tar shards, Parquet
+            files with images as bytes, folders of a Hugging Face `save_to_disk`, s3:// and gs:// addresses.
+        out: the table: .jsonl, .csv or .parquet. OUT.run.json says what made it. Masks (.png) and other maps (.npy) go
+            to the folder OUT.masks or OUT.maps.
+        top: classes in each row, at most those of the model.
+        batch_size: images that run together. By default 32; of maps 1, on an accelerator 8.
+        ray: "local", or the address of a Ray cluster whose workers run the parts. They must see the folder of OUT.
+        changes: fields of the recipe, as in `enhance`.
 
-    An image that cannot be read is a row with its error. OUT.run.json says what made the table.
+    An image that cannot be read is a row with its error.
     """
-    job = _job(model, inputs, Path(out), weights, task, top, batch_size, options)
+    arguments = {"model": model, "recipe": recipe, "weights": weights, "task": task, "device": device, **changes}
+    job = open_job(images, Path(out), top, batch_size, **arguments)
     with world() as us:
-        found = us.share(survey(job.inputs) if us.leads else Survey(0, ""))
-        about = _about(job, found)
-        key = RunKey("predict", about)
+        survey = us.share(job.inputs.survey() if us.leads else Survey(0, ""))
+        key = RunKey("predict", job.settings)
         if us.share(key.digest) != key.digest:
-            raise OptionError("the processes disagree on the model, the images or the options; start all alike")
-        before = us.share(_finished(job, key) if us.leads else None)
+            raise OptionError("the processes disagree on the model, the recipe or the options; start all alike")
+        before = us.share(_finished(job, key, survey) if us.leads else None)
         if before is not None:
             return before
-        if found.count == 0:
-            raise DataError(f"{', '.join(job.inputs)}: there is no image")
-        with locks.exclusive(job.parts.folder, us.leads):
+        if survey.count == 0:
+            raise DataError(f"{_shown(job)}: there is no image")
+        if us.leads and (survey.count is None or survey.count >= _MANY):
+            example = job.pipeline.base.example().to(*place(job.pipeline.better.model))
+            warn_of_batch_dependence(job.pipeline.better.networks, example)
+        with locks.exclusive(job.folder, us.leads):
             if us.leads:
-                job.parts.check(key)
-            cache = Cache.open(job.parts.folder, key)
+                _check_parts(job, key)
+            cache = Cache.open(job.folder, key)
             us.wait()
-            start = time.perf_counter()
-            count, waited, earlier = _work(job, cache, found, us, progress)
-            us.wait()
-            done = None
-            if us.leads:
-                seconds = time.perf_counter() - start
-                cache.reload()
-                if not count:
-                    job.parts.remove()
-                    raise DataError(f"{', '.join(job.inputs)}: there is no image")
-                done = _join(job, cache, count, earlier, seconds, waited / max(seconds, 1e-9))
+            summary = us.share(_run(job, cache, survey, us, ray, arguments, progress))
         if us.leads:
-            job.parts.remove()
-        told = us.share(done)
-        assert told is not None
-        return told
+            _remove_parts(job.folder)
+        assert summary is not None
+        return summary
 
 
-def _job(
-    model: str | LoadedModel,
-    inputs: Any,
-    out: Path,
-    weights: str,
-    task: str | None,
-    top: int,
-    batch: int | None,
-    options: Any,
-) -> Job:
-    check_out(out)
-    if not isinstance(model, str | LoadedModel):
-        raise OptionError(f"model is {type(model).__name__}; wanted a name, or what unstride.models.load gives")
-    if top < 1 or (batch is not None and batch < 1):
-        raise OptionError(f"top and batch_size: got {top} and {batch}, wanted at least 1 of each")
-    loaded = load_model(model, weights) if isinstance(model, str) else model
-    given = (str(inputs),) if isinstance(inputs, str | Path) else tuple(map(str, inputs))
-    if not given:
-        raise OptionError("inputs: none given; wanted images, folders, @LIST, tar shards or hf:FOLDER")
-    device, dtype = place(loaded.model)
-    task = task or task_said(options.get("recipe")) or loaded.task
-    found = task_of(task, loaded.model, _example(loaded, given).to(device, dtype))
-    meant = task_named(found.task)
-    loaded = loaded.for_task(meant.name)
-    if meant.maps and meant.name != "features" and loaded.preprocess.crop is not None:
-        raise OptionError(
-            f"the preprocessing crops to {loaded.preprocess.crop}, but a mask needs the whole image: use crop=None"
-        )
-    out = Path(os.path.realpath(out))  # what a link stands for, not the link
-    example = _example(loaded, given).to(device, dtype)
-    better = prepared(loaded.model, example, meant.name, {"preprocess": loaded.preprocess, **options})
-    better.assumed = found.assumed
-    shown = min(top, len(loaded.classes) or top)
-    if not meant.classes and not meant.maps:  # all numbers of the answer
-        shown = math.prod(better.plan.found.trace.shapes[better.plan.targets[0].leaf][1:])
-    job = Job(loaded, better, given, out, Columns(meant.name, shown), batch or (1 if meant.maps else BATCH), example)
-    _check(job)
-    return job
-
-
-def _check(job: Job) -> None:
-    """What every image would stumble over is said before the first."""
-    for stage in job.better.recipe.stages:
-        if stage.gate is not None:
-            stage.gate.opens(torch.ones(1))
-    for given in map(Path, job.inputs):
-        if job.columns.file == "mask" and given.is_dir() and job.out.is_relative_to(os.path.realpath(given)):
+def open_job(
+    images: str | Path | Sequence[str | Path], out: Path, top: Any, batch_size: Any, *, model: Any, **options: Any
+) -> PredictJob:
+    """Everything that every image would stumble over is checked here, before the first."""
+    check_table(out)
+    for name, value in (("top", top), ("batch_size", batch_size)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise OptionError(f"{name}: got {value!r}, expected a whole number from 1 on.")
+    inputs = ImageInputs(images)
+    pipeline = open_pipeline(model, **options)
+    for stage in pipeline.better.recipe.stages:
+        if stage.gate is not None and stage.gate.below is None:
             raise OptionError(
-                f"--out {job.out}: its masks would lie in {given}, among the images; give a name in another folder"
+                f"the recipe has a gate without a threshold ({stage.gate}). Call better.calibrate(images) with "
+                "unlabelled images and save the recipe, or give a threshold: Gate(below=0.5)."
+            )
+    out = Path(os.path.realpath(out))  # the target of a link, not the link
+    runner = open_runner(pipeline, top, batch_size, out)
+    _check_masks(runner, inputs, out)
+    about = {**pipeline.key(pipeline.base.example()), "classes": list(pipeline.classes)}
+    known = versions()
+    settings = {
+        "spec": pipeline.spec,
+        "pipeline": strict_json.loads(strict_json.dumps(about)),
+        "assumed": pipeline.better.assumed,
+        "columns": asdict(runner.columns),
+        "files": None if runner.masks is None else runner.masks.name,
+        "part": PART,
+        "versions": {name: known.get(name) for name in _VERSIONS},
+    }
+    return PredictJob(runner, inputs, out, settings)
+
+
+def open_runner(pipeline: Pipeline, top: int = 5, batch_size: int | None = None, out: Path | None = None) -> PartRunner:
+    """What computes rows. `out`: of the table, whose maps lie beside it."""
+    task = task_named(pipeline.task)
+    preprocess = pipeline.base.preprocess
+    if task.maps and task.name != "features" and preprocess.crop is not None:
+        raise OptionError(
+            f"the preprocessing crops to {preprocess.crop}, but a mask needs the whole image: use crop=None"
+        )
+    width = output_width(pipeline)
+    top = width if width is not None and not task.classes else min(top, width or top)
+    columns = Columns(task.name, top)
+    usual = BATCH if not task.maps else 1 if place(pipeline.better.model)[0].type == "cpu" else 8
+    masks = None if out is None or columns.file is None else out.with_name(f"{out.name}.{columns.file}s")
+    return PartRunner(pipeline, columns, batch_size or usual, masks)
+
+
+def _check_masks(runner: PartRunner, inputs: ImageInputs, out: Path) -> None:
+    for given in map(Path, [inputs.inputs] if isinstance(inputs.inputs, str | Path) else inputs.inputs):
+        inside = given.is_dir() and out.is_relative_to(os.path.realpath(given))
+        if runner.columns.file == "mask" and inside:
+            raise OptionError(
+                f"--out {out}: its masks would lie in {given}, among the images; give a name in another folder"
             )
 
 
-def _example(loaded: LoadedModel, inputs: Sequence[str]) -> Tensor:
-    """The first image that can be read, as the network sees it."""
-    for entry in islice(entries(inputs), _TRIED):
-        try:
-            return loaded.preprocess(open_image(entry.fetch()))[None]
-        except (DataError, OSError):
-            continue
-    return loaded.example()
+def _shown(job: PredictJob) -> str:
+    return str(job.inputs.inputs)[:200]
 
 
-def _about(job: Job, found: Survey) -> dict[str, Any]:
-    """All that the rows depend on."""
-    attention = job.better.attention
-    return {
-        "spec": job.loaded.spec,
-        "weights": job.loaded.weights,
-        "model": fingerprint(job.loaded.model),
-        "computation": computation_key(job.loaded.model, job.example),
-        "recipe": strict_json.loads(strict_json.dumps(to_data(job.better.recipe))),
-        "attention": None if attention is None else digest(dict(attention.state_dict()))[:16],
-        "preprocess": job.loaded.preprocess.to_json(),
-        "inputs": list(job.inputs),
-        "listing": found.digest,
-        "columns": asdict(job.columns),
-        "assumed": job.better.assumed,
-        "device": place(job.loaded.model)[0].type,
-        "versions": versions(),
-        # Rows of maps once named their files from this folder, not from the table's: the two are not mixed.
-        **({} if job.masks is None else {"files": f"{job.masks.name}/"}),
-    }
-
-
-def _finished(job: Job, key: RunKey) -> Predicted | None:
-    """What the same run said when it was done; another's table is not written over."""
-    if not job.out.exists() or job.parts.folder.exists():
+def _finished(job: PredictJob, key: RunKey, survey: Survey) -> PredictSummary | None:
+    """What the same run returned when it was done; the table of another run is not written over."""
+    if not job.out.exists() or job.folder.exists():
         return None
     try:
         record = strict_json.loads(job.record.read_bytes())
-        if record["run"] == key.digest:
-            return replace(Predicted(**record["done"]), already=True)
+        if (record["run"], record["listing"]) == (key.digest, survey.digest):
+            done = {**record["done"], "passed": tuple(record["done"]["passed"])}
+            return replace(PredictSummary(**done), already=True)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise OptionError(f"{job.out}: is there already, from another run; remove it, or give another name")
 
 
+def _check_parts(job: PredictJob, key: RunKey) -> None:
+    """The parts of another run are not touched."""
+    others = [path for path in job.folder.glob("predict-*") if path.name != f"predict-{key.digest}"]
+    if any(any(path.glob("*.safetensors")) for path in others):
+        raise OptionError(
+            f"{job.folder}: has finished parts of another run (another model, recipe or version). Start that one "
+            "again, give another --out, or remove the folder"
+        )
+
+
+def _remove_parts(folder: Path) -> None:
+    """All at once, so that a crash here leaves nothing that looks like a run."""
+    removed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
 # ------------------------------------------------------------------------------------------------------------ the work
 
 
-def _work(job: Job, cache: Cache, found: Survey, us: World, progress: bool) -> tuple[int, float, int]:
-    """Makes the parts that are missing, each process its share: how many images there are, the seconds waited, and
-    how many of them were done before.
-    """
-    done_before = us.share(finished(cache) if us.leads else set())
-    if us.leads:
-        total_parts = -(-found.count // PART) if found.count is not None else len(done_before)
-        tell_reused(len(done_before), total_parts, job.parts.folder, f"parts of {PART} images")
-    seen = _Dealt(entries(job.inputs), done_before, us)
-    reader = Reader(Preparing(job.loaded.preprocess, job.better.recipe))
-    start, done = time.perf_counter(), 0
-    total = None
-    if found.count is not None:
-        total = max(0, found.count - len(done_before) * PART) // us.size
-    label = "predicting" + (f" (process 1 of {us.size})" if us.size > 1 else "")
-    with show_progress(label, total, progress and us.leads) as advance:
-        for number, images in groupby(reader(iter(seen)), key=lambda ready: ready.part):
-            rows: dict[int, Row] = {}
-            contents: dict[int, str] = {}
-            # asked once for the part, which is not saved if the model was written meanwhile
-            with job.better.unchanged():
-                for batch in _batches(job, images):
-                    rows |= _answers(job, batch)
-                    contents |= {ready.index: ready.content for ready in batch}
-                    done += len(batch)
-                    spent = time.perf_counter() - start
-                    advance(len(batch), f"{done / spent:.1f} images/s, {reader.waited / spent:.0%} waiting for them")
-            read = text_digest([contents[index] for index in sorted(contents)])
-            cache.put({name_of(number): {"rows": [rows[index] for index in sorted(rows)], "read": read}})
-    return seen.count, reader.waited, sum(min(PART, seen.count - part * PART) for part in done_before)
+def _run(
+    job: PredictJob, cache: Cache, survey: Survey, us: World, ray: str | None, arguments: Any, show: bool
+) -> PredictSummary | None:
+    """All parts, then the table. Of several processes, only the first one has a summary."""
+    start, models = time.perf_counter(), _fingerprints(job)
+    finished = us.share(set(cache) if us.leads else set())
+    parts = PartList(job.inputs, finished, us if ray is None else World())
+    total = None if survey.count is None else max(0, survey.count - len(finished) * PART) // us.size
+    with show_progress("predicting", total, show and us.leads) as advance:
+
+        def done(images: int, waited: float) -> None:
+            spent = time.perf_counter() - start
+            advance(images, f"{waited / spent:.0%} of the time waiting for images")
+
+        if ray is None:
+            waited = _work(job.runner, cache, parts, done)
+        else:
+            from unstride.predicting.ray import work_on_ray
+
+            waited = work_on_ray(job, cache, parts, ray, arguments, done)
+    us.wait()
+    if not us.leads:
+        return None
+    cache.reload()
+    if not parts.count:
+        _remove_parts(job.folder)
+        raise DataError(f"{_shown(job)}: there is no image")
+    if _fingerprints(job) != models:
+        cache.clear()
+        raise ModelChanged("the model's weights were changed while predict was running, so nothing was written.")
+    tell_reused(len(parts.reused), len(parts.keys), job.folder, f"parts of {PART} images")
+    _tell(job)
+    seconds = time.perf_counter() - start
+    return _join(job, cache, parts, survey, seconds, waited / max(seconds, 1e-9))
 
 
-class _Dealt:
-    """(part, index, entry) of the images that are this process's to do; `count` is of all, when it is through."""
-
-    def __init__(self, found: Iterator[Entry], finished: set[int], us: World) -> None:
-        self.found, self.finished, self.us, self.count = found, finished, us, 0
-
-    def __iter__(self) -> Iterator[tuple[int, int, Entry]]:
-        turn = -1
-        for index, entry in enumerate(self.found):
-            part = index // PART
-            turn += index % PART == 0 and part not in self.finished
-            self.count = index + 1
-            if part not in self.finished and turn % self.us.size == self.us.rank:
-                yield part, index, entry
+def _work(runner: PartRunner, cache: Cache, parts: PartList, done: Any) -> float:
+    """The parts of this process; the seconds that the network waited for images."""
+    reader = Reader(runner.preparation)
+    wanted = ((k, index, entry) for k, entries in parts for index, entry in entries)
+    for part, images in groupby(reader(wanted), key=lambda pair: pair[0]):
+        result = runner.run(part, (image for _, image in images))
+        cache.put({parts.keys[part]: asdict(result)})
+        done(len(result.rows), reader.waited)
+    return reader.waited
 
 
-def _batches(job: Job, images: Iterator[Ready]) -> Iterator[list[Ready]]:
-    """Images of one size together, those without one as they come; never more than so many, or so many bytes."""
-    buckets: dict[tuple[int, ...], list[Ready]] = {}
-    held = 0
-    for ready in images:
-        if ready.error:
-            yield [ready]
-            continue
-        shape = tuple(ready.made[PLAIN].shape)
-        bucket = buckets.setdefault(shape, [])
-        bucket.append(ready)
-        held += ready.bytes
-        if len(bucket) == job.batch_size:
-            held -= sum(one.bytes for one in bucket)
-            yield buckets.pop(shape)
-        elif held > BYTES:
-            yield from buckets.values()
-            buckets, held = {}, 0
-    yield from buckets.values()
+def _fingerprints(job: PredictJob) -> list[str]:
+    return [fingerprint(loaded.model) for loaded in job.pipeline.networks.values()]
 
 
-def _answers(job: Job, batch: list[Ready]) -> dict[int, Row]:
-    """A row for each; one that the model refuses is an error of its own, not of its batch."""
-    first = batch[0]
-    if first.error:
-        return {first.index: job.columns.error(first.name, first.error)}
-    while len(job.better.plans) > _PLANS:
-        del job.better.plans[next(iter(job.better.plans))]
-    try:
-        found = job.better.explain(_source(job, batch))
-    except UnstrideError as error:
-        if len(batch) == 1:
-            return {first.index: job.columns.error(first.name, str(error))}
-        return {index: row for ready in batch for index, row in _answers(job, [ready]).items()}
-    return {ready.index: _row(job, ready, p) for ready, p in zip(batch, found, strict=True)}
-
-
-def _source(job: Job, batch: Sequence[Ready]) -> Tensor | PILImages:
-    device, dtype = place(job.better.model)
-    made = {view: torch.stack([ready.made[view] for ready in batch]) for view in batch[0].made}
-    images = [ready.image for ready in batch if ready.image is not None]
-    if not images:
-        return made[PLAIN].to(device, dtype)
-    return PILImages(images, job.loaded.preprocess, torch.empty(0, device=device, dtype=dtype), made)
-
-
-def _row(job: Job, ready: Ready, p: Prediction) -> Row:
-    if p.problem is not None:
-        return job.columns.error(ready.name, p.problem)
-    if job.masks is None:
-        return job.columns.row(ready.name, p, job.loaded.classes)
-    p = over_image(p, ready.size)
-    if job.columns.file == "mask":
-        return job.columns.row(ready.name, p, job.loaded.classes, write_mask(job.masks, ready, p, job.loaded.classes))
-    return job.columns.row(ready.name, p, job.loaded.classes, write_map(job.masks, ready, p))
+def _tell(job: PredictJob) -> None:
+    """What was in the inputs and has no row of its own."""
+    count, first = job.inputs.repeated
+    if count:
+        what = "1 image is" if count == 1 else f"{count:,} images are"
+        warnings.warn(f"{what} given more than once ({first}); each has one row", UnstrideWarning, stacklevel=2)
+    count, first = job.inputs.links
+    if count:
+        what = "1 link in a tar is" if count == 1 else f"{count:,} links in tars are"
+        warnings.warn(f"{what} left out ({first}): only the images in a tar have rows", LeftOut, stacklevel=2)
 
 
 # --------------------------------------------------------------------------------------------------------- the results
 
 
-def _join(job: Job, cache: Cache, count: int, before: int, seconds: float, waiting: float) -> Predicted:
+def _join(
+    job: PredictJob, cache: Cache, parts: PartList, survey: Survey, seconds: float, waiting: float
+) -> PredictSummary:
     """The parts as one table, and what made it beside it."""
-    counted = CountedRows(all_rows(cache, count))
-    whole = job.parts.folder / job.out.name  # what a crash leaves of it is swept away with the parts
-    write_table(whole, job.columns, iter(counted))
+    totals = TableTotals(cache, parts)
+    whole = job.folder / job.out.name  # what a crash leaves of it is removed with the parts
+    write_table(whole, job.runner.columns, totals.rows())
     os.replace(whole, job.out)
-    good = max(1, counted.good)
-    done = Predicted(
-        str(job.out), count, counted.errors, counted.changed / good, counted.cost / good, seconds, waiting,
-        None if job.masks is None else str(job.masks), before=before,
-    )  # fmt: skip
-    read = text_digest([(cache.get(name_of(number)) or {})["read"] for number in range(-(-count // PART))])
-    record = {"run": cache.key.digest, **cache.key.settings, **provenance(), "read": read, "done": asdict(done)}
+    good = max(1, totals.good)
+    masks = job.runner.masks
+    summary = PredictSummary(
+        out=str(job.out),
+        images=parts.count,
+        errors=totals.errors,
+        changed=totals.changed / good,
+        cost=totals.cost / good,
+        seconds=seconds,
+        waiting=waiting,
+        masks=None if masks is None else str(masks),
+        passed=tuple(count / max(1, totals.images) for count in totals.passed),
+        base_macs=totals.base_macs,
+        before=sum(parts.reused.values()),
+    )
+    for sentence in drifted_gates(job.pipeline, totals.passed, totals.images):
+        warnings.warn(sentence, UnstrideWarning, stacklevel=2)
+    record = {
+        "run": cache.key.digest,
+        "listing": survey.digest,
+        **cache.key.settings,
+        "inputs": _shown(job),
+        **provenance(),
+        "read": text_digest(totals.read),
+        "done": asdict(summary),
+    }
     write_file(job.record, (strict_json.dumps(record) + "\n").encode())
-    return done
+    return summary
