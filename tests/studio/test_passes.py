@@ -44,6 +44,7 @@ def test_an_open_gate_and_a_closed_one(nets: str) -> None:
     assert two["text"] == data["answer"]["text"] == two["running"]["text"]
     assert two["text"] == f"{CLASSES[int(after.argmax())]} {after.max():.0%}"
     assert one["right"] is (int(before.argmax()) == 0)
+    assert one["network"] == data["base_network"] == "nets.py:net"  # without its folder
     assert (one["view"], two["view"], two["cost"]) == ("plain", "flip", 1.0)
     assert (first["spent"], second["spent"], data["cost"]) == (1.0, 2.0, 2.0)
     assert data["stopped"] == "All passes of the recipe ran." and data["truth"] == "red thing"

@@ -140,9 +140,12 @@ def _photographs() -> Iterator[LabelledImage]:
 
 
 def _title(pipeline: Pipeline) -> str:
-    """The networks by name; of a user's file its name only, without its folder."""
-    specs = [Path(loaded.spec).name if ".py:" in loaded.spec else loaded.spec for loaded in pipeline.networks.values()]
-    return " + ".join(specs)
+    return " + ".join(spec_name(loaded.spec) for loaded in pipeline.networks.values())
+
+
+def spec_name(spec: str) -> str:
+    """A SPEC as the page shows it; of a user's file without its folder."""
+    return Path(spec).name if ".py:" in spec else spec
 
 
 def _installed(package: str) -> bool:

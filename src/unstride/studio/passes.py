@@ -26,7 +26,7 @@ from unstride.show.html import as_png
 from unstride.show.maps import principal
 from unstride.show.segmentation import differences, overlay
 from unstride.show.style import as_image
-from unstride.studio.choices import Truth
+from unstride.studio.choices import Truth, spec_name
 from unstride.views.source import PILImages, for_network
 
 SIDE = 320  # pixels: the longer side of images for a model without a size of its own
@@ -53,14 +53,15 @@ def explained(pipeline: Pipeline, image: Image.Image, truth: Truth | None = None
     return {
         "task": p.task,
         "recipe": str(pipeline.better.recipe),
+        "base_network": spec_name(pipeline.base.spec),
         "headline": headline(p, pipeline.classes),
         "base": story.answer(p.base),
         "answer": story.answer(p.output),
-        "truth": None if truth is None else truth.label or "its mask",
+        "truth": truth.label if truth is not None and truth.label else None,
         "scores": _scores(p, pipeline.classes),
         "cost": p.cost,
         "agreement": p.agreement,
-        "stopped": STOPPED.get(p.stopped, f"Stopped early: {p.stopped}."),
+        "stopped": STOPPED.get(p.stopped, f"Stopped early: {p.stopped.replace('>=', '≥')}."),
         "images": [{"caption": words, "data": data} for words, data in story.images()],
         "stages": story.stages(),
     }
@@ -84,7 +85,7 @@ class _Story:
     def __init__(self, pipeline: Pipeline, p: Prediction, source: PILImages, truth: Truth | None) -> None:
         self.pipeline, self.p, self.source, self.truth = pipeline, p, source, truth
         self.classes, self.task = pipeline.classes, p.meaning
-        self.labels = {name: loaded.spec for name, loaded in pipeline.networks.items()}
+        self.labels = {name: spec_name(loaded.spec) for name, loaded in pipeline.networks.items()}
         self.base_map = class_map(p.base) if p.task == "segmentation" else None
         self.view = cache(self._view)
 

@@ -80,6 +80,8 @@ const explain = (fresh) => busy(async (current) => {
   at("networks").value = chosen.networks;
   at("recipe").value = chosen.recipe;
   for (const input of document.querySelectorAll("input[name=image]")) input.checked = input.value === chosen.image;
+  const label = document.querySelector("label:has(input[name=image]:checked)"), box = at("images");
+  if (label && label.offsetLeft + label.offsetWidth > box.scrollLeft + box.clientWidth) box.scrollLeft = label.offsetLeft;
   history.replaceState(null, "", address());
   if (chosen.image === null) throw new Error("There is no image for these networks. Choose your own.");
   const data = await ask(`/api/explain?${new URLSearchParams(chosen)}`, { method: "POST", body: "" });
@@ -112,7 +114,7 @@ function show(data) {
   at("headline").textContent = data.headline;
   at("recipe-text").textContent = data.recipe;
   at("link").href = address();
-  const facts = [["Base model", ...said(data.base)], ["Recipe", ...said(data.answer)], ["Cost", `${times(data.cost)} of a forward pass of the base model`],
+  const facts = [["Base model", ...said(data.base)], ["Recipe", ...said(data.answer)], ["Cost", times(data.cost), element("span", { class: "note" }, `1.00x is one forward pass of ${data.base_network}`)],
     ["Agreement of the passes", percent(data.agreement)], ["Why it stopped", data.stopped]];
   if (data.truth !== null) facts.splice(2, 0, ["Label", data.truth]);
   at("facts").replaceChildren(...facts.map(([name, ...value]) => element("div", { "data-of": name }, element("dt", {}, name), element("dd", {}, ...value))));
@@ -133,9 +135,10 @@ function gate({ condition, gate: found }) {
 
 function section(stage, k) {
   const title = `Stage ${k + 1}: ${stage.title}`;
-  const head = element("h4", {}, title, element("span", { class: "soft" }, ` ${stage.network}`));
+  const head = element("h4", {}, title, element("span", { class: "soft" }, ` · ${stage.network}`));
   if (!stage.reached) return element("section", { class: "stage off" }, head, element("p", {}, "Not run: it costs nothing."));
-  const names = ["The network sees", "Pass", "Its own answer", "Weight", "Cost", "Answer so far"];
+  const maps = stage.passes.some((one) => one.picture);
+  const names = [maps ? "Its map" : "The network sees", "Pass", "Its own answer", "Weight", "Cost", "Answer so far"];
   const table = element("table", { class: "passes" },
     element("caption", { class: "hidden" }, title),
     element("thead", {}, element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)))),
