@@ -44,4 +44,4 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def better(net: nn.Module) -> Enhanced:
-    return unstride.enhance(net, torch.zeros(1, 3, 24, 24), budget=6)
+    return unstride.enhance(net, recipe="paper", task="classification", budget=6)

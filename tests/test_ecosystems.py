@@ -46,17 +46,17 @@ def test_keywords_as_the_library_calls_it(resnet):
         better(labels=torch.zeros(4))
 
 
-def test_a_name_that_the_model_has_not_is_refused():
+def test_a_name_that_the_model_does_not_have_is_an_error():
     net = seeded(SmallNet())
     x = torch.zeros(1, 3, 32, 32)
     better = unstride.enhance(net, x, recipe="flip")
     name = next(iter(inspect.signature(net.forward).parameters))
     assert torch.equal(better(**{name: x}), better(x))
-    with pytest.raises(InputError, match="got images, wanted the images"):
-        better(images=x)
+    with pytest.raises(InputError, match="pixels"):
+        better(pixels=x)
 
 
-def test_what_is_not_ours_is_the_models(resnet):
+def test_other_attributes_are_the_models(resnet):
     better = unstride.enhance(resnet, X[:1], recipe="flip")
     assert better.config is resnet.config
     assert (better.device, better.dtype) == (resnet.device, resnet.dtype)

@@ -1,4 +1,4 @@
-"""An Enhanced where MONAI and nnU-Net expect a network: against MONAI's own inferer with the same looks by hand."""
+"""An Enhanced where MONAI and nnU-Net expect a network: against MONAI's own inferer with the same passes by hand."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 import unstride
 from unstride import Gate, Recipe, Stage
-from unstride.recipe.view import PLAIN, parse_view
 
 monai = pytest.importorskip("monai")
 from monai.data import MetaTensor  # noqa: E402
@@ -27,7 +26,7 @@ def volume() -> Tensor:
     return torch.randn(1, 1, 14, 12, 16, generator=torch.Generator().manual_seed(1))
 
 
-def mirrored(net: nn.Module, x: Tensor) -> Tensor:
+def flipped(net: nn.Module, x: Tensor) -> Tensor:
     return (net(x) + net(x.flip(-1)).flip(-1)) / 2
 
 
@@ -37,15 +36,15 @@ def windows(x: Tensor, predictor) -> Tensor:
 
 
 def test_a_predictor_for_sliding_windows(net: nn.Module, volume: Tensor) -> None:
-    """Windows of the batch and of the inferer, tensors and MONAI's own: what MONAI makes of the same looks by hand."""
-    recipe = Recipe(task="segmentation", stages=(Stage((PLAIN, parse_view("flip"))),))
+    """Windows of the batch and of the inferer, tensors and MONAI's own: what MONAI makes of the same passes by hand."""
+    recipe = Recipe((Stage(("plain", "flip")),), "segmentation")
     better = unstride.enhance(net, volume[..., :8, :8, :8], recipe=recipe)
-    wanted = windows(volume, lambda x: mirrored(net, x))
+    wanted = windows(volume, lambda x: flipped(net, x))
     torch.testing.assert_close(windows(volume, better), wanted, rtol=1e-4, atol=1e-5)
     own = SlidingWindowInferer(SIDE, 1, 0.25)(MetaTensor(volume), better)
     assert isinstance(own, MetaTensor)
     torch.testing.assert_close(own.as_tensor(), wanted, rtol=1e-4, atol=1e-5)
-    assert len(better.plans) == 1  # one size, captured once, whatever the batch
+    assert not better.networks["base"].captures
 
 
 def test_gates_decide_window_by_window_and_nothing_is_kept(net: nn.Module, volume: Tensor) -> None:
@@ -53,15 +52,15 @@ def test_gates_decide_window_by_window_and_nothing_is_kept(net: nn.Module, volum
     margins = (2 * net(parts).softmax(1).amax(1) - 1).flatten(1).mean(1)
     below = float(margins.detach().sort().values[len(parts) // 2 - 1 :][:2].mean())  # between two of them
     gate = Gate("margin", below=below)
-    recipe = Recipe(task="segmentation", stages=(Stage(), Stage((parse_view("flip"),), gate=gate)))
+    recipe = Recipe((Stage(), Stage(("flip",), gate=gate)), "segmentation")
     better = unstride.enhance(net, parts[:1], recipe=recipe)
-    looked = [len(p.states) for p in better.explain(parts)]
-    assert looked == [2 if m < below else 1 for m in margins.tolist()] and {1, 2} <= {*looked}
+    counts = [len(p.passes) for p in better.explain(parts)]
+    assert counts == [2 if m < below else 1 for m in margins.tolist()] and {1, 2} <= {*counts}
 
     def by_hand(x: Tensor) -> Tensor:
         plain = net(x)
-        unsure = (2 * plain.softmax(1).amax(1) - 1).flatten(1).mean(1) < below
-        return torch.where(unsure.view(-1, 1, 1, 1, 1), mirrored(net, x), plain)
+        uncertain = (2 * plain.softmax(1).amax(1) - 1).flatten(1).mean(1) < below
+        return torch.where(uncertain.view(-1, 1, 1, 1, 1), flipped(net, x), plain)
 
     wanted = windows(volume, by_hand)
     torch.testing.assert_close(windows(volume, better), wanted, rtol=1e-4, atol=1e-5)

@@ -1,34 +1,44 @@
-"""A recipe's file: readable, whole, checked by name when it is read."""
+"""A recipe's file: readable, whole, every name checked when it is read."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import unstride
 from unstride.errors import ArtefactError, OptionError
-from unstride.procedure.gates import MEASURES, Gate, Stage
-from unstride.recipe import PRESETS, Recipe, get, read, write
-from unstride.recipe.view import PLAIN, parse_view
+from unstride.recipe.files import StoredNetwork, read, write
+from unstride.recipe.presets import PRESETS, get
+from unstride.recipe.recipe import Recipe
+from unstride.recipe.stage import Gate, Near, Search, Stage
+from unstride.tasks.confidence import MEASURES
 
 _VIEWS = ("flip", "1.3x", "flip + 1.3x", "ShiftX=8", "Size=1.15 + Crop=1.14", "FiveCrop=LeftTop", "Rotate=10")
 _numbers = st.floats(0.25, 4, allow_nan=False)
+_searches = st.builds(
+    Search,
+    st.integers(1, 40),
+    st.sampled_from(["entropy", "displacement", "random-per-image"]),
+    st.sampled_from([None, (1, 2), (2, 3, 4)]),
+    st.none() | st.builds(Gate, st.sampled_from(MEASURES), st.floats(0, 1)),
+)
 
 
 @st.composite
 def stages(draw):
-    views = tuple(parse_view(v) for v in draw(st.lists(st.sampled_from(_VIEWS), min_size=1, unique=True)))
+    views = tuple(draw(st.lists(st.sampled_from(_VIEWS), min_size=1, unique=True)))
     gate = draw(st.none() | st.builds(Gate, st.sampled_from(MEASURES), st.floats(0, 1), st.none() | st.floats(0, 1)))
-    states = draw(st.sampled_from(["plain", "near:4", ((0, 1), (2, 0)), (((0, 1), (-1, 0)),)]))
-    warm = tuple(draw(st.lists(_numbers, min_size=len(views), max_size=len(views)))) if draw(st.booleans()) else ()
-    return Stage(views, states, gate, temperatures=warm)
+    listed = st.sampled_from([None, Near(4), ((0, 1), (2, 0)), (((0, 1), (-1, 0)),)])
+    states = draw(listed | _searches)
+    per_view = tuple(draw(st.lists(_numbers, min_size=len(views), max_size=len(views)))) if draw(st.booleans()) else ()
+    network, join = draw(st.sampled_from(["base", "large"])), draw(st.sampled_from(["average", "replace"]))
+    return Stage(views, states, network, gate, join, temperatures=per_view)
 
 
-@given(st.lists(stages(), max_size=3), _numbers, st.sampled_from(["logits", "probabilities"]))
-def test_a_trip_through_a_file_changes_nothing(tmp_path_factory, more, temperature, merge):
-    recipe = Recipe("mine", stages=(Stage((PLAIN,)), *more), temperature=temperature, merge=merge)
+@given(st.lists(stages(), max_size=3), _numbers, st.sampled_from(["logits", "probabilities", "max"]))
+def test_a_trip_through_a_file_changes_nothing(tmp_path_factory, more, temperature, combine):
+    recipe = Recipe((Stage(), *more), combine=combine, temperature=temperature, name="mine")
     for suffix in ("toml", "json"):
         path = write(tmp_path_factory.mktemp("r") / f"r.{suffix}", recipe)
         assert read(path).recipe == recipe
@@ -36,52 +46,52 @@ def test_a_trip_through_a_file_changes_nothing(tmp_path_factory, more, temperatu
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_and_searches_go_into_files(tmp_path, name):
-    recipes = [
-        get(name),
-        get("paper").changed(states=((0, 1), (1, 0)), stop=unstride.Confident(p=0.8), layers=range(1, 3)),
-    ]
-    for recipe in recipes:
-        assert read(write(tmp_path / "r.toml", recipe)).recipe == recipe
+def test_presets_go_into_files(tmp_path, name):
+    assert read(write(tmp_path / "r.toml", get(name))).recipe == get(name)
 
 
-def test_a_file_holds_the_network_preprocessing_and_figures(tmp_path):
-    model, other = nn.Linear(2, 3), nn.Linear(2, 3)
-    path = write(tmp_path / "r.toml", get("flip"), model, unstride.Preprocess(), {"gain": 0.5})
-    written = read(path)
-    assert written.preprocess == unstride.Preprocess() and written.figures["gain"] == 0.5
-    written.check(model, unstride.Preprocess())
-    with pytest.raises(ArtefactError, match="fingerprint"):
-        written.check(other)
-    with pytest.raises(ArtefactError, match="resize"):
-        written.check(model, unstride.Preprocess(resize=300))
+def test_a_file_holds_networks_and_figures(tmp_path):
+    preprocess = {k: v for k, v in unstride.Preprocess().to_json().items() if v is not None}
+    networks = {
+        "base": StoredNetwork("timm:resnet18", "ab" * 8, preprocess, weights="random"),
+        "large": StoredNetwork(None, "cd" * 8, None, (2, 0, 1)),
+    }
+    path = write(tmp_path / "r.toml", get("flip"), networks, {"gain": 0.5})
+    stored = read(path)
+    assert stored.networks == networks and stored.figures["gain"] == 0.5 and stored.cost_of == "base"
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("version = 1\nbudgett = 3\n", "budgett"),
-        ("version = 2\n", "version"),
-        ("budget = 3\n", "version"),
-        ("version = 1\nbudget = -3\n", "at least 1"),
-        ("version = 1\n[[stage]]\nviews = ['Spin']\n", "Spin"),
-        ("version = 1\n[[stage]]\nvieews = ['flip']\n", "vieews"),
-        ("version = 1\n[[stage]]\nviews = ['Identity']\ngate = {by = 'mood', below = 0.5}\n", "mood"),
-        ("version = 1\nstop = {rule = 'os.system'}\n", "Confident"),
-        ("version = ", "TOML"),
-        ("version = 1\nstage = 3\n", r"\[\[stage\]\]"),
-        ("version = 1\n[stage]\nviews = ['plain']\n", r"\[\[stage\]\]"),
-        ("version = true\n", "version True"),
-        ("version = 1\n[model]\nfingerprnt = 'x'\n", "model has no 'fingerprnt'"),
-        ("version = 1\nfigures = 3\n", "figures: got 3"),
-        ("version = 1\nstates = [[0, 1.5]]\n", "list of states"),
-        ("version = 1\n[[stage]]\n", "views None"),
-        ("version = 1\n[[stage]]\nviews = ['plain']\ngate = {by = 'margin', belo = 1}\n", "a gate has no 'belo'"),
-        ("version = 1\nbudget = 3\nstop = {rule = 'Confident', q = 1}\n", "Confident has no 'q'"),
-        ("version = 1\nbudget = 3\nstop = 'Confident'\n", "stop: got 'Confident', wanted a table"),
+        ("format = 1\ntemprature = 3\n", "'temprature'. Did you mean 'temperature'"),
+        ("format = 2\n", "got format 2, expected format 1"),
+        ("temperature = 3\n", "got format None"),
+        ("format = true\n", "got format True"),
+        ("format = ", "TOML"),
+        ("format = 1\nstage = 3\n", r"\[\[stage\]\]"),
+        ("format = 1\n[stage]\nviews = ['plain']\n", r"\[\[stage\]\]"),
+        ("format = 1\n[[stage]]\nviews = ['Spin']\n", "Spin"),
+        ("format = 1\n[[stage]]\nvieews = ['flip']\n", "'vieews'. Did you mean 'views'"),
+        ("format = 1\n[[stage]]\nviews = 'plain'\n", "expected a list"),
+        ("format = 1\n[[stage]]\nstates = {near = {count = 0}}\n", "at least 1"),
+        ("format = 1\n[[stage]]\nstates = {search = {budget = -3}}\n", "at least 1"),
+        ("format = 1\n[[stage]]\nstates = {search = {budgett = 3}}\n", "'budgett'. Did you mean 'budget'"),
+        ("format = 1\n[[stage]]\nstates = {beam = {}}\n", "one table, near or search"),
+        ("format = 1\n[[stage]]\nstates = [[0, 1.5]]\n", "list of states"),
+        ("format = 1\n[[stage]]\n[[stage]]\ngate = {by = 'mood', below = 0.5}\n", "mood"),
+        ("format = 1\n[[stage]]\n[[stage]]\ngate = {by = 'margin', belo = 1}\n", "'belo'. Did you mean 'below'"),
+        ("format = 1\n[networks.base]\nfingerprnt = 'x'\n", "'fingerprnt'. Did you mean 'fingerprint'"),
+        ("format = 1\n[networks.base]\nclasses = [-1]\n", "class indices"),
+        ("format = 1\nfigures = 3\n", "figures: got 3"),
+        ("format = 1\ntemperature = 1e-308\n", "1e-6 to 1e6"),
+        ("format = 1\ntemperature = nan\n", "nan"),
+        ("format = 1\ntemperature = " + "9" * 400 + "\n", "99999"),
+        ("format = 1\n[[stage]]\nweights = [1e300]\n", "1e\\+300"),
+        ("format = 1\n[[stage]]\nstates = {search = {seed = " + "9" * 400 + "}}\n", "99999"),
     ],
 )
-def test_what_a_file_cannot_mean_is_refused_by_name(tmp_path, text, words):
+def test_a_wrong_file_is_an_error_that_names_the_place(tmp_path, text, words):
     path = tmp_path / "r.toml"
     path.write_text(text)
     with pytest.raises(ArtefactError, match=words):
@@ -92,9 +102,9 @@ def test_what_a_file_cannot_mean_is_refused_by_name(tmp_path, text, words):
 def test_figures_of_any_library_are_written_as_numbers(tmp_path, suffix):
     figures = {"gain": np.float64(0.5), "images": np.int64(3), "each": [torch.tensor(0.25)], "nothing": None}
     path = write(tmp_path / f"r.{suffix}", get("flip"), figures={**figures, "interval": float("nan")})
-    found = dict(read(path).figures)
-    assert found.pop("interval") is None or suffix == "toml"
-    assert found == {"gain": 0.5, "images": 3, "each": [0.25]}
+    stored = dict(read(path).figures)
+    assert stored.pop("interval") is None or suffix == "toml"
+    assert stored == {"gain": 0.5, "images": 3, "each": [0.25]}
     with pytest.raises(OptionError, match="figures: got"):
         write(path, get("flip"), figures={"rows": {1, 2}})
 
@@ -106,10 +116,10 @@ def test_only_known_forms_are_written(tmp_path):
         read(tmp_path / "nothing.toml")
 
 
-def test_a_file_that_is_not_there_is_asked_back_with_its_neighbours(tmp_path):
+def test_a_missing_file_is_an_error_with_its_neighbours(tmp_path):
     write(tmp_path / "tuned.toml", get("flip"))
     (tmp_path / "tunned.csv").touch()
-    with pytest.raises(ArtefactError, match=r"tunned.toml: cannot be read .*; did you mean tuned.toml\?$"):
+    with pytest.raises(ArtefactError, match=r"tunned.toml: cannot be read .*\. Did you mean 'tuned.toml'\?$"):
         get(tmp_path / "tunned.toml")
-    with pytest.raises(ArtefactError, match=r"cannot be read \(No such file or directory\)$"):
+    with pytest.raises(ArtefactError, match=r"cannot be read \(No such file or directory\)\.$"):
         get(tmp_path / "nowhere" / "tunned.toml")

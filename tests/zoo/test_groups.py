@@ -1,4 +1,4 @@
-"""Known architectures give the layers that they are known to have, and the laws hold on them."""
+"""Known architectures give the layers that they are known to have, and the invariants hold on them."""
 
 import pytest
 import timm
@@ -13,7 +13,7 @@ def ops(net: Net) -> list[list[str]]:
     return [[path for path, _ in layer.ops] for layer in net.found.layers]
 
 
-def laws(net: Net, size: int) -> None:
+def invariants(net: Net, size: int) -> None:
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     check_briefly(net, images, some_states(net.found, 3)[1:], 3e-4)
 
@@ -30,14 +30,14 @@ def test_resnet18_has_the_papers_five_layers() -> None:
     assert [layer.rate for layer in net.found.layers] == [(2, 2)] * 5
     assert [layer.stride for layer in net.found.layers] == [(2, 2), (4, 4), (8, 8), (16, 16), (32, 32)]
     assert not net.found.left_out
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_shufflenet_branches_move_together() -> None:
     net = of(torchvision.models.shufflenet_v2_x0_5(), 64)
     assert ops(net)[2] == ["stage2.0.branch1.0", "stage2.0.branch2.3"]
     assert len(net.found.layers) == 5
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_densenet() -> None:
@@ -61,7 +61,7 @@ def test_mvit_queries_and_skips_move_together() -> None:
     assert ops(net) == [["patch_embed.proj"], *([f"{b}.shortcut_pool_attn", f"{b}.attn.pool_q"] for b in blocks)]
     keys = [item.op for item in net.found.left_out if "side path" in item.reason]
     assert "stages.0.blocks.0.attn.pool_k (conv2d)" in keys
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_segformer_head_lays_every_stage_on_one_grid() -> None:
@@ -72,7 +72,7 @@ def test_segformer_head_lays_every_stage_on_one_grid() -> None:
     net = of(hf.SegformerForSemanticSegmentation(config), 64)
     assert [layer.rate for layer in net.found.layers] == [(4, 4), (2, 2), (2, 2), (2, 2)]
     assert all("sequence_reduction" in item.op for item in net.found.left_out)
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_mobilenet_v3_gates_are_no_layers() -> None:
@@ -85,7 +85,7 @@ def test_swin_with_slices() -> None:
     net = of(torchvision.models.swin_t(), 64)
     assert [layer.rate for layer in net.found.layers] == [(4, 4), (2, 2), (2, 2), (2, 2)]
     assert [kind for _, kind in net.found.layers[1].ops] == ["slice"]
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_swin_with_reshapes() -> None:
@@ -93,20 +93,20 @@ def test_swin_with_reshapes() -> None:
     net = of(model, 64)
     assert [layer.rate for layer in net.found.layers] == [(4, 4), (2, 2), (2, 2), (2, 2)]
     assert [kind for _, kind in net.found.layers[1].ops] == ["merge"]
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_blur_pool_and_reflecting_pads() -> None:
     net = of(timm.create_model("resnetblur18"), 64)
     assert len(net.found.layers) == 5
-    laws(net, 64)
+    invariants(net, 64)
 
 
 def test_repvgg_branches() -> None:
     net = of(timm.create_model("repvgg_a0"), 64)
     assert len(net.found.layers) == 5
     assert all(len(group) == 2 for group in ops(net))
-    laws(net, 64)
+    invariants(net, 64)
 
 
 class OptionA(nn.Module):
@@ -129,7 +129,7 @@ def test_option_a_shortcuts() -> None:
     net = of(OptionA(), 32)
     assert [{kind for _, kind in layer.ops} for layer in net.found.layers] == [{"conv", "slice"}, {"conv", "slice"}]
     assert any("global pool" in item.reason for item in net.found.left_out)
-    laws(net, 32)
+    invariants(net, 32)
 
 
 @pytest.mark.parametrize(

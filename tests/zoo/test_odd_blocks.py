@@ -1,4 +1,4 @@
-"""Blocks that single families have, written small: what they group into, and the laws on them."""
+"""Blocks that single families have, written small: what they group into, and the invariants on them."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Networks of other tasks, small and with random weights: taken for what they are, and the same law for all of them.
+"""Networks of other tasks, small and with random weights: taken for what they are, and the same invariants for all of them.
 
 The whole list is `tests/task_nets.py`, swept by `benchmarks/coverage.py`; here are the ones that differ most.
 """
@@ -6,6 +6,7 @@ The whole list is `tests/task_nets.py`, swept by `benchmarks/coverage.py`; here 
 import pytest
 import task_nets
 import torch
+from captures import capture_of
 from checks import Net, check_briefly, some_states
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -41,16 +42,12 @@ def test_a_network_of_another_task(name: str) -> None:
     assert type(got) is type(plain)
     for a, b in zip(leaves(got), leaves(plain), strict=True):
         assert a.shape == b.shape and bool(a.isfinite().all())
-    again = better.with_options(stages=(unstride.Stage(),))(images)  # one look is the model itself
+    again = better.replace(stages=(unstride.Stage(),))(images)  # one pass is the model itself
     for a, b in zip(leaves(again), leaves(plain), strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
     alone = better(images[:1])  # an image does not see the others
     for a, b in zip(leaves(got), leaves(alone), strict=True):
         torch.testing.assert_close(a[:1], b, atol=1e-4, rtol=1e-3)
-    if better.task == "embedding" and better.plan.found.space.rates[-1] != (1, 1):
-        fine = unstride.enhance(model, images[:1], task="features").features(images, finer=2)
-        coarse = unstride.enhance(model, images[:1], task="features").features(images)
-        assert fine.shape[2:] == tuple(2 * n for n in coarse.shape[2:])
 
 
 @pytest.mark.parametrize(
@@ -64,9 +61,9 @@ def test_a_network_of_another_task(name: str) -> None:
 )
 def test_what_cannot_be_enhanced(name: str) -> None:
     model, images = ready(name)
-    with pytest.raises(CaptureError) as told:
+    with pytest.raises(CaptureError) as error:
         unstride.enhance(model, images[:1])
-    assert len(str(told.value)) < 400 and type(model).__name__ in str(told.value)
+    assert len(str(error.value)) < 400 and type(model).__name__ in str(error.value)
 
 
 def test_the_backbone_of_a_detector() -> None:
@@ -75,19 +72,20 @@ def test_the_backbone_of_a_detector() -> None:
     better = unstride.enhance(detector.backbone, images[:1], task="features", recipe="flip")
     with torch.no_grad():
         plain, flipped = detector.backbone(images), detector.backbone(images.flip(-1))
-    found = better(images)
-    assert type(found) is type(plain) and list(found) == list(plain)
-    for name, value in found.items():
+    result = better(images)
+    assert type(result) is type(plain) and list(result) == list(plain)
+    for name, value in result.items():
         torch.testing.assert_close(value, (plain[name] + flipped[name].flip(-1)) / 2, atol=1e-5, rtol=1e-4)
     assert better.out_channels == detector.backbone.out_channels
 
 
 @pytest.mark.slow
 def test_mask2former_as_its_error_says() -> None:
-    """Its levels are one sequence and read from each other at computed places: known, and as the referee has it."""
+    """Its levels are one sequence and read from each other at computed places: known, and as the oracle has it."""
     model, images = ready("hf-mask2former-classes")
     better = unstride.enhance(model, images[:1], recipe="paper", task="segmentation")
-    net = Net(model, better.plan.graph, better.plan.found)
+    capture = capture_of(better, images)
+    net = Net(model, capture.graph, capture.found)
     assert [layer.rate[0] for layer in net.found.layers] == [4, 2, 2, 2] and not net.found.unknown
     changed, _ = check_briefly(net, images, some_states(net.found, 3)[1:], 3e-4)
     assert changed > 1e-2

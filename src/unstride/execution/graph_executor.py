@@ -14,9 +14,9 @@ from torch.fx import Node
 from unstride.engine.engine import Request, Run
 from unstride.execution.captures import Crop, sized
 from unstride.execution.executors import ModelOutput, Network, cropped, cropped_output, reshaped
+from unstride.execution.selectors import searched_layers
 from unstride.geometry.states import State, StateSpace
 from unstride.method.align import align_covered
-from unstride.method.search import default_layers
 from unstride.method.split import Split, Target
 from unstride.recipe.stage import Search, Stage
 from unstride.tasks.tasks import Task
@@ -48,7 +48,7 @@ class GraphExecutor:
         split = self.prepare(images)[0]
         engine, space = split.engine, split.found.space
         if isinstance(stage.states, Search):
-            layers = stage.states.layers or default_layers(space, self.task.maps)
+            layers = searched_layers(stage.states, space, self.task.maps)
             return engine.images_at_once(layers, stage.states.budget, len(images))
         return engine.images_at_once(range(1, engine.depth + 1), len(stage.listed(space)))
 

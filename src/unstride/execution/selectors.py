@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from unstride.engine.engine import Request
+from unstride.errors import OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.method.search import BestFirst, Expansion, default_layers
 from unstride.recipe.stage import Search, Stage
@@ -63,7 +64,7 @@ class Searches:
     """Algorithm 1 for each image: they advance together, and no image's search depends on another's."""
 
     def __init__(self, search: Search, space: StateSpace, maps: bool, images: int) -> None:
-        layers = search.layers if search.layers is not None else default_layers(space, maps)
+        layers = searched_layers(search, space, maps)
         self.searches = {i: BestFirst(space, layers, search.budget, search.stop) for i in range(images)}
         self.budget, self.space, self.started = search.budget, space, False
         self.levels: Sequence[int] = [layer - 1 for layer in layers]
@@ -96,6 +97,14 @@ class Searches:
 
     def stop(self, image: int, reason: str) -> None:
         self.reasons.setdefault(image, reason)
+
+
+def searched_layers(search: Search, space: StateSpace, maps: bool) -> tuple[int, ...]:
+    """The layers that a search moves: its own, or the paper's choice; an OptionError for one that is not there."""
+    layers = search.layers if search.layers is not None else default_layers(space, maps)
+    if layers and layers[-1] > len(space.rates):
+        raise OptionError(f"search: layers: got {layers}, but the network has layers 1 to {len(space.rates)}.")
+    return layers
 
 
 def selector_for(stage: Stage, space: StateSpace, maps: bool, images: int, taken: Iterable[State] = ()) -> Selector:

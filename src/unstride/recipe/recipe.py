@@ -56,6 +56,7 @@ class Recipe:
             object.__setattr__(self, "combine", TASKS[self.task].combines[0])
         if not is_number(self.temperature) or not 1e-6 <= self.temperature <= 1e6:
             raise OptionError(f"recipe: temperature: got {self.temperature!r}, expected a number from 1e-6 to 1e6.")
+        object.__setattr__(self, "temperature", float(self.temperature))  # numpy's is written otherwise
         if self.precision not in PRECISIONS:
             raise OptionError(f"recipe: precision: got {self.precision!r}, expected 'bfloat16', 'float16' or None.")
         for name in ("name", "tensors"):

@@ -195,9 +195,9 @@ class Stage:
 
     def _per_view(self, name: str) -> tuple[float, ...]:
         values = getattr(self, name)
-        numbers = isinstance(values, list | tuple) and all(is_number(v) and 0 < v < float("inf") for v in values)
+        numbers = isinstance(values, list | tuple) and all(is_number(v) and 1e-6 <= v <= 1e6 for v in values)
         if not numbers or len(values) not in (0, len(self.views)):
-            raise OptionError(f"stage: {name}: got {values!r}, expected one positive number for each view.")
+            raise OptionError(f"stage: {name}: got {values!r}, expected one positive number for each view, from 1e-6 to 1e6.")
         return tuple(map(float, values))
 
     @property
