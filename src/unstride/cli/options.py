@@ -33,13 +33,12 @@ Task = Annotated[
 ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and width. Default: the model's own.")]
 
 # ---------------------------------------------------------------- the data
-Data = Annotated[
-    str,
-    typer.Option(
-        help="KIND:PATH, with imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
-        "masks, depth, labels, values or pairs; or sample, sample-segmentation."
-    ),
-]
+_DATA = typer.Option(
+    help="KIND:PATH, with imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
+    "masks, depth, labels, values or pairs; or sample, sample-segmentation."
+)
+Data = Annotated[str, _DATA]
+DataOrNone = Annotated[str | None, _DATA]
 Split = Annotated[str | None, typer.Option(help="Part of --data. Default: the usual one of its kind.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many images, evenly spread.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=100_000, help="Images per batch. Default: by image size.")]

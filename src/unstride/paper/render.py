@@ -1,4 +1,4 @@
-"""A Result as Markdown, CSV, LaTeX or an image. Columns of the paper's own numbers say so."""
+"""An exhibit with numbers as Markdown, CSV, LaTeX or a plot: ours first, the paper's number in brackets beside it."""
 
 from __future__ import annotations
 
@@ -6,146 +6,209 @@ import csv
 import io
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unstride.errors import NotWritten
-from unstride.paper.exhibits import Value
-from unstride.paper.reproducing import Result
-from unstride.show.style import save
-from unstride.storage.files import write_atomic
+from unstride.errors import ArtefactError, NotWritten
+from unstride.paper.exhibits import ACCURACIES, PRINTED, Value
+from unstride.paper.reproducing import Reproduction
+from unstride.storage.artefacts import write_file
 
-Grid = tuple[list[str], list[list[str]]]
-
-
-def markdown(result: Result) -> str:
-    head, rows = _grid(result)
-    lines = [f"## {result.exhibit.title} ({result.exhibit.where})", ""]
-    lines += ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
-    lines += ["", *(f"- {note}" for note in result.notes)]
-    return "\n".join(lines).rstrip() + "\n"
+WHOLE = ("values", "R")  # columns of counts
+Place = tuple[tuple[str, ...], str, str]  # row, group and column of a value
 
 
-def latex(result: Result) -> str:
-    head, rows = _grid(result)
-    labels = len(result.exhibit.labels)
+@dataclass(frozen=True)
+class Grid:
+    """A table with grouped columns: (group, column) in order, and for each row its labels and texts."""
+
+    labels: list[str]
+    columns: list[tuple[str, str]]
+    rows: list[tuple[tuple[str, ...], list[tuple[str, bool]]]]  # a text, and whether it is bold
+
+
+def markdown(result: Reproduction) -> str:
+    grid = grid_of(result)
+    titles = [*grid.labels, *_one_line(grid.columns)]
+    body = [[*labels, *(f"**{text}**" if bold else text for text, bold in cells)] for labels, cells in grid.rows]
+    lines = [f"## {result.exhibit.where}: {result.exhibit.title}", ""]
+    lines += ["| " + " | ".join(line) + " |" for line in (titles, ["---"] * len(titles), *body)]
+    return "\n".join([*lines, "", *(f"- {note}" for note in _notes(result))]).rstrip() + "\n"
+
+
+def latex(result: Reproduction) -> str:
+    """With networks as column groups, as in the paper."""
+    grid = grid_of(result)
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(result.exhibit.title)}}}"]
-    lines += [rf"\begin{{tabular}}{{{'l' * labels}{'r' * (len(head) - labels)}}}", r"\hline"]
-    lines += [" & ".join(map(_tex, head)) + r" \\", r"\hline"]
-    lines += [" & ".join(map(_tex, row)) + r" \\" for row in rows]
-    lines += [r"\hline", r"\end{tabular}", r"\end{table}", *(f"% {note}" for note in result.notes)]
+    lines += [rf"\begin{{tabular}}{{{'l' * len(grid.labels)}{'r' * len(grid.columns)}}}", r"\hline"]
+    groups = _groups(grid.columns)
+    if any(name for name, _ in groups):
+        heads = [rf"\multicolumn{{{count}}}{{c}}{{{_tex(name)}}}" for name, count in groups]
+        lines.append(" & ".join([*[""] * len(grid.labels), *heads]) + r" \\")
+    lines += [" & ".join([*map(_tex, grid.labels), *(_tex(c) for _, c in grid.columns)]) + r" \\", r"\hline"]
+    for labels, cells in grid.rows:
+        texts = [rf"\textbf{{{_tex(text)}}}" if bold else _tex(text) for text, bold in cells]
+        lines.append(" & ".join([*map(_tex, labels), *texts]) + r" \\")
+    lines += [r"\hline", r"\end{tabular}", r"\end{table}", *(f"% {note}" for note in _notes(result))]
     return "\n".join(lines) + "\n"
 
 
-def csv_text(result: Result) -> str:
-    """One line per number: labels, column, ours, paper, the interval of the gain, images."""
+def csv_text(result: Reproduction) -> str:
+    """A line for each number."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    labels = list(result.exhibit.labels)
-    extra = max((len(v.row) for v in result.values), default=0) - len(labels)
-    writer.writerow([*labels, *["state"] * extra, "column", "unstride", "paper", "gain_low", "gain_high", "images"])
+    names = ("group", "column", "unstride", "paper", "std", "seeds", "gain_low", "gain_high", "images")
+    writer.writerow([*_labels(result), *names])
     for v in result.values:
-        writer.writerow(
-            [*v.row, v.column, *("" if x is None else x for x in (v.ours, v.paper, v.low, v.high, v.images))]
-        )
+        numbers = (v.ours, v.paper, v.spread, v.seeds, v.low, v.high, v.images)
+        writer.writerow([*v.row, v.group, v.column, *("" if x is None else x for x in numbers)])
     return stream.getvalue()
 
 
-FORMATS: dict[str, tuple[str, Callable[[Result], str]]] = {
+FORMATS: dict[str, tuple[str, Callable[[Reproduction], str]]] = {
     "md": (".md", markdown),
     "csv": (".csv", csv_text),
     "latex": (".tex", latex),
 }
 
 
-def write(result: Result, folder: Path) -> list[Path]:
-    """All formats, and an image where there is something to draw, as NAME.md, NAME.csv, NAME.tex, NAME.png."""
+def write(result: Reproduction, folder: Path) -> list[Path]:
+    """All formats, and a plot where there is something to draw: NAME.md, NAME.csv, NAME.tex, NAME.png."""
+    from unstride.show.style import save
+
     paths = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for suffix, make in FORMATS.values():
-            path = folder / f"{result.exhibit.name}{suffix}"
-            write_atomic(path, make(result).encode())
-            paths.append(path)
-    except OSError as error:
-        warnings.warn(NotWritten(f"{folder}: cannot be written to ({error.strerror or error})"), stacklevel=2)
+            paths.append(write_file(folder / f"{result.exhibit.name}{suffix}", make(result).encode()))
+    except ArtefactError as error:
+        warnings.warn(NotWritten(str(error)), stacklevel=2)
         return paths
     if any(isinstance(value.ours, float) for value in result.values):
-        drawn = save(image(result), folder / f"{result.exhibit.name}.png")
+        drawn = save(plot(result), folder / f"{result.exhibit.name}.png")
         paths += [drawn] if drawn is not None else []
     return paths
 
 
-def image(result: Result) -> Any:
-    """A matplotlib Figure: lines, a scatter, or for a table ours and the paper's side by side."""
-    draw = {"lines": _lines, "scatter": _scatter, "table": _dots}[result.exhibit.shape]
-    figure = draw(result)
-    figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what was substituted goes with the image
-    return figure
-
-
-def _grid(result: Result) -> Grid:
-    """Header and rows; a column of the paper only where it has numbers."""
-    columns = list(dict.fromkeys(v.column for v in result.values))
+# ---------------------------------------------------------------- texts
+def grid_of(result: Reproduction) -> Grid:
+    """The values in rows and grouped columns."""
+    values = {(v.row, v.group, v.column): v for v in result.values}
+    columns = list(dict.fromkeys((group, column) for _, group, column in values))
     if result.exhibit.shape == "lines":
-        columns.sort(key=float)
-    from_paper = {v.column for v in result.values if v.paper is not None}
-    rows: dict[tuple[str, ...], dict[str, Value]] = {}
+        columns.sort(key=lambda c: float(c[1]))
+    bold = best(result)
+    rows = []
+    for row in dict.fromkeys(v.row for v in result.values):
+        places = [(row, group, column) for group, column in columns]
+        rows.append((row, [(_cell(values.get(place)), place in bold) for place in places]))
+    return Grid(_labels(result), columns, rows)
+
+
+def best(result: Reproduction) -> set[Place]:
+    """The better ones of our numbers, where the exhibit compares them. Where all are equal, none is."""
+    exhibit = result.exhibit
+    measures = {(cell.row, cell.group, cell.column): cell.measure for cell in exhibit.cells}
+    compared: dict[Any, list[Value]] = {}
     for v in result.values:
-        rows.setdefault(v.row, {})[v.column] = v
-    width = max((len(row) for row in rows), default=0)
-    head = [*result.exhibit.labels, *["state"] * (width - len(result.exhibit.labels))]
-    for column in columns:
-        head += [column, f"{column} (paper)"] if column in from_paper else [column]
-    numbers = {c: [x for v in result.values if v.column == c for x in (v.ours, v.paper)] for c in columns}
-    whole = {c: all(x == int(x) for x in found if isinstance(x, float)) for c, found in numbers.items()}
-    whole |= {c: False for c in columns if "%" in c or "B =" in c}
-    body = []
-    for row, found in rows.items():
-        cells = [*row]
-        for column in columns:
-            value = found.get(column)
-            cells.append(_text(value.ours if value else None, whole[column]))
-            if column in from_paper:
-                cells.append(_text(value.paper if value else None, whole[column]))
-        body.append(cells)
-    return head, body
+        measure = measures.get((v.row, v.group, v.column), PRINTED)
+        if exhibit.compare and isinstance(v.ours, float) and measure != PRINTED:
+            keys = {"ours": (v.row[:-1], v.group, v.column), "group": (v.row, v.group), "column": (v.group, v.column)}
+            compared.setdefault((measure in ACCURACIES, keys[exhibit.compare]), []).append(v)
+    found = set()
+    for (higher, _), values in compared.items():
+        numbers = [float(v.ours) for v in values if v.ours is not None]
+        top = max(numbers) if higher else min(numbers)
+        if min(numbers) < max(numbers):
+            found |= {(v.row, v.group, v.column) for v in values if v.ours == top}
+    return found
 
 
-def _text(value: float | str | None, whole: bool) -> str:
-    if value is None:
+def _labels(result: Reproduction) -> list[str]:
+    """Titles of the row labels; the points of a scatter have their state, too."""
+    width = max((len(v.row) for v in result.values), default=0)
+    return [*result.exhibit.labels, *["state"] * (width - len(result.exhibit.labels))]
+
+
+def _cell(value: Value | None) -> str:
+    """`70.74 ± 0.03 (70.51)`: ours, its standard deviation over the seeds, and the paper's."""
+    if value is None or (value.ours is None and value.paper is None):
         return "-"
+    spread = "" if value.spread is None else f" ± {_text(value.spread)}"
+    digits = 4 if value.column == "NLL" else 0 if value.column in WHOLE else 2
+    ours = "-" if value.ours is None else _text(value.ours, digits) + spread
+    return ours if value.paper is None else f"{ours} ({_text(value.paper)})"
+
+
+def _text(value: float | str, digits: int = 2) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:.0f}" if whole else f"{value:.4f}" if abs(value) < 1 else f"{value:.2f}"
+    return f"{value:.{4 if 0 < abs(value) < 0.1 else digits}f}"
+
+
+def _notes(result: Reproduction) -> list[str]:
+    brackets = "In brackets: the paper's number." if any(v.paper is not None for v in result.values) else ""
+    bold = "Bold: the better of what is compared." if best(result) else ""
+    seeds = max((v.seeds or 1 for v in result.values), default=1)
+    several = f"±: standard deviation over {seeds} seeds." if seeds > 1 else ""
+    legend = " ".join(part for part in (brackets, bold, several) if part)
+    return [legend] * bool(legend) + list(result.notes)
+
+
+def _groups(columns: list[tuple[str, str]]) -> list[tuple[str, int]]:
+    """Neighbouring columns of one group, with their number."""
+    found: list[tuple[str, int]] = []
+    for group, _ in columns:
+        if found and found[-1][0] == group:
+            found[-1] = (group, found[-1][1] + 1)
+        else:
+            found.append((group, 1))
+    return found
+
+
+def _one_line(columns: list[tuple[str, str]]) -> list[str]:
+    """Titles for a format without grouped columns: the group stands before its first column."""
+    titles, last = [], ""
+    for group, column in columns:
+        titles.append(f"{group}: {column}" if group and group != last else column)
+        last = group
+    return titles
 
 
 def _tex(text: str) -> str:
     for character in "%_&#":
         text = text.replace(character, f"\\{character}")
-    return text
+    return text.replace("±", r"$\pm$")
 
 
-def _figure(count: int, height: float) -> tuple[Any, list[Any]]:
+# ---------------------------------------------------------------- plots
+def plot(result: Reproduction) -> Any:
+    """A matplotlib Figure: lines, a scatter, or for a table our numbers and the paper's side by side."""
+    draw = {"lines": _lines, "scatter": _scatter, "table": _dots}[result.exhibit.shape]
+    figure = draw(result)
+    figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what stands for the paper's goes with the plot
+    return figure
+
+
+def _figure(count: int, height: float, title: str) -> tuple[Any, list[Any]]:
     from unstride.show.style import library
 
     figure = library().Figure(figsize=(5.2 * count, height), dpi=130, layout="constrained")
+    figure.suptitle(title)
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def _lines(result: Result) -> Any:
-    """One panel per last label but the first (a measure), one line per first label."""
+def _lines(result: Reproduction) -> Any:
+    """A panel for each metric, a line for each network."""
     panels = list(dict.fromkeys(v.row[1:] for v in result.values))
-    figure, axes = _figure(len(panels), 4.2)
-    figure.suptitle(result.exhibit.title)
+    figure, axes = _figure(len(panels), 4.2, result.exhibit.title)
     for ax, panel in zip(axes, panels, strict=True):
         for name in dict.fromkeys(v.row[0] for v in result.values):
-            points = sorted(
-                (float(v.column), v.ours) for v in result.values
-                if v.row == (name, *panel) and isinstance(v.ours, float)
-            )  # fmt: skip
+            own = [v for v in result.values if v.row == (name, *panel) and isinstance(v.ours, float)]
+            points = sorted((float(v.column), v.ours, v.spread or 0.0) for v in own)
             if points:
-                ax.plot(*zip(*points, strict=True), "o-", markersize=3, label=name)
+                x, y, spread = zip(*points, strict=True)
+                ax.errorbar(x, y, yerr=spread if any(spread) else None, fmt="o-", markersize=3, label=name)
         ax.set_xlabel(result.exhibit.x)
         ax.set_ylabel(panel[0] if panel else "top-1 %")
         ax.grid(alpha=0.3)
@@ -153,16 +216,16 @@ def _lines(result: Result) -> Any:
     return figure
 
 
-def _scatter(result: Result) -> Any:
+def _scatter(result: Reproduction) -> Any:
+    """A panel for each criterion, a point for each state."""
     kinds = list(dict.fromkeys(v.row[0] for v in result.values))
-    figure, axes = _figure(len(kinds), 4.2)
-    figure.suptitle(result.exhibit.title)
+    figure, axes = _figure(len(kinds), 4.2, result.exhibit.title)
+    found = {(v.row, v.column): v.ours for v in result.values}
     for ax, kind in zip(axes, kinds, strict=True):
         states = list(dict.fromkeys(v.row for v in result.values if v.row[0] == kind))
-        found = {(v.row, v.column): v.ours for v in result.values}
         points = [(found[s, "criterion"], found[s, "top-1 %"]) for s in states]
         ax.scatter([x for x, _ in points], [y for _, y in points], s=12, label="states")
-        ax.scatter(*[[value] for value in points[0]], s=50, marker="*", label="the plain network")
+        ax.scatter(*[[value] for value in points[0]], s=50, marker="*", label="state 0, the base model")
         ax.set_xlabel(f"{kind}: {result.exhibit.x}")
         ax.set_ylabel("top-1 %")
         ax.legend(fontsize=7)
@@ -170,26 +233,20 @@ def _scatter(result: Result) -> Any:
     return figure
 
 
-def _dots(result: Result) -> Any:
-    """A panel per column: a filled dot is ours, a ring the paper's."""
-    columns = [c for c in dict.fromkeys(v.column for v in result.values) if _numeric(result, c)]
-    rows = list(dict.fromkeys(v.row for v in result.values))
-    figure, axes = _figure(len(columns), 1.2 + 0.22 * len(rows))
-    figure.suptitle(f"{result.exhibit.title}: ● unstride, ○ paper")
+def _dots(result: Reproduction) -> Any:
+    """A panel for each column: a filled dot is ours, a ring the paper's."""
+    columns = list(dict.fromkeys(v.column for v in result.values if isinstance(v.ours, float)))
+    rows = list(dict.fromkeys((v.group, *v.row) for v in result.values))
+    figure, axes = _figure(len(columns), 1.2 + 0.22 * len(rows), f"{result.exhibit.title}: ● unstride, ○ paper")
     for k, (ax, column) in enumerate(zip(axes, columns, strict=True)):
-        for v in result.values:
-            if v.column == column:
-                y = -rows.index(v.row)
-                if isinstance(v.ours, float):
-                    ax.plot([v.ours], [y], "o", color="C0")
-                if isinstance(v.paper, float):
-                    ax.plot([v.paper], [y], "o", color="C1", fillstyle="none")
-        ax.set_yticks([-i for i in range(len(rows))], [" ".join(row) for row in rows] if k == 0 else [""] * len(rows))
+        for v in (v for v in result.values if v.column == column):
+            y = -rows.index((v.group, *v.row))
+            for number, colour, fill in ((v.ours, "C0", "full"), (v.paper, "C1", "none")):
+                if isinstance(number, float):
+                    ax.plot([number], [y], "o", color=colour, fillstyle=fill)
+        names = [" ".join(part for part in row if part) for row in rows]
+        ax.set_yticks([-i for i in range(len(rows))], names if k == 0 else [""] * len(rows))
         ax.tick_params(axis="y", labelsize=6)
         ax.set_title(column, size=9)
         ax.grid(alpha=0.3)
     return figure
-
-
-def _numeric(result: Result, column: str) -> bool:
-    return any(v.column == column and isinstance(v.ours, float) for v in result.values)

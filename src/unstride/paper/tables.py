@@ -1,18 +1,20 @@
-"""The tables that need runs, as cells."""
+"""The paper's tables that need measurements, as cells."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from unstride.paper import numbers
-from unstride.paper.exhibits import Cell, Exhibit, Run
+from unstride.paper.exhibits import PRINTED, Cell, Exhibit, Run
 from unstride.paper.numbers import FOUR, MORE, NON_LEARNED_TOTALS, TTA_TOTALS, lines, number
 
 METHODS = {"GPS": "gps-shanmugam", "ClassTTA": "classtta", "AugTTA": "augtta", "MeanTTA": "mean", "MaxTTA": "max"}
-_GPS_POOL = 30  # our choice: the paper's GPS without ours is the same at every total, but it does not name the pool
+_GPS_POOL = 30  # our choice: the paper's GPS is the same at every total, but the pool is not printed
 _WORDS = {"yes": True, "no": False}
 
 
 def learned_run(model: str, data: str, policy: str, method: str, ours: bool, total: int) -> Run:
-    """The appendix's budget configuration: (B_tta, B_ours) = (10, total / 10) with ours, (total, 1) without."""
+    """The appendix's budget pairs (B_tta, B_ours): (10, total / 10) with ours, (total, 1) without."""
     if ours:
         return Run(model, data, total // 10, True, 10, policy, METHODS[method])
     return Run(model, data, 1, False, _GPS_POOL if method == "GPS" else total, policy, METHODS[method])
@@ -20,62 +22,65 @@ def learned_run(model: str, data: str, policy: str, method: str, ours: bool, tot
 
 def _tta(name: str, where: str, title: str, data: str, policy: str, block: str, models: tuple[str, ...]) -> Exhibit:
     cells = []
-    for method, with_ours, *words in lines(block):
+    for method, ours, *words in lines(block):
         for i, model in enumerate(models):
             for j, total in enumerate(TTA_TOTALS):
-                run = learned_run(model, data, policy, method, _WORDS[with_ours], total)
-                cells.append(Cell((method, with_ours, model), f"B = {total}", run, "top1", number(words[3 * i + j])))
-    return Exhibit(name, where, title, ("TTA", "ours", "model"), tuple(cells))
+                run = learned_run(model, data, policy, method, _WORDS[ours], total)
+                cells.append(Cell((method, ours), model, f"B = {total}", run, "top1", number(words[3 * i + j])))
+    return Exhibit(name, where, title, ("TTA", "ours"), tuple(cells), compare="ours")
 
 
 def _non_learned(name: str, where: str, title: str, policy: str, block: str) -> Exhibit:
     """Standard: (15, total / 15) with ours. Expanded: ours alone, 30 states; the paper leaves higher totals empty."""
     cells = []
-    for method, with_ours, *words in lines(block):
+    for method, ours, *words in lines(block):
         for i, model in enumerate(FOUR):
             for j, total in enumerate(NON_LEARNED_TOTALS):
                 paper = number(words[3 * i + j])
                 if paper is None:
                     continue
-                if not _WORDS[with_ours]:
+                if not _WORDS[ours]:
                     run = Run(model, "imagenet", 1, False, total, policy, METHODS[method])
                 elif method == "-":
                     run = Run(model, "imagenet", 30)
                 else:
                     run = Run(model, "imagenet", total // 15, False, 15, policy, METHODS[method])
-                cells.append(Cell((method, with_ours, model), f"B = {total}", run, "top1", paper))
-    return Exhibit(name, where, title, ("TTA", "ours", "model"), tuple(cells))
+                cells.append(Cell((method, ours), model, f"B = {total}", run, "top1", paper))
+    return Exhibit(name, where, title, ("TTA", "ours"), tuple(cells), compare="ours")
 
 
 def _computation(name: str, where: str, model: str, block: str) -> Exhibit:
-    measures = {"top-1 %": "top1", "GMACs": "gmacs", "MACs, x plain": "macs", "time, x plain": "latency"}
+    columns = {
+        "top-1 %": "top1",
+        "GMACs": "gmacs",
+        "MACs, x base": "macs",
+        "ms / image": "milliseconds",
+        "time, x base": "time",
+    }
     cells = []
-    for total, method, with_ours, *words in lines(block):
-        if method == "-":
-            run = Run(model, "imagenet")
-        else:
-            run = learned_run(model, "imagenet", "expanded", method, _WORDS[with_ours], int(total))
-        for (column, measure), word in zip(measures.items(), words, strict=True):
-            cells.append(Cell((total, method, with_ours), column, run, measure, number(word)))
+    for total, method, ours, *words in lines(block):
+        run = Run(model, "imagenet")
+        if method != "-":
+            run = learned_run(model, "imagenet", "expanded", method, _WORDS[ours], int(total))
+        for (column, measure), word in zip(columns.items(), words, strict=True):
+            cells.append(Cell((total, method, ours), "", column, run, measure, number(word)))
+    note = "The paper counts MACs in another way and measured time on an A6000: docs/paper.md explains the differences."
+    labels = ("B_total", "TTA", "ours")
     return Exhibit(
-        name,
-        where,
-        f"Computation of {model} on ImageNet",
-        ("B_total", "TTA", "ours"),
-        tuple(cells),
-        notes=("The paper counts MACs in another way and timed an A6000: docs/macs.md explains each difference.",),
+        name, where, f"Computation of {model} on ImageNet", labels, tuple(cells), compare="ours", notes=(note,)
     )
 
 
 def _segmentation() -> Exhibit:
     cells = []
     for data, flip, *words in lines(numbers.SEGMENTATION):
-        views = {"views": 2, "policy": "flip", "method": "mean"} if _WORDS[flip] else {}
+        views: dict[str, Any] = {"views": 2, "policy": "flip", "method": "mean"} if _WORDS[flip] else {}
         for i, model in enumerate(numbers.SEGMENTATION_MODELS):
             for j, budget in enumerate((1, 4, 10)):
-                run = Run(model, data, budget, **views)  # type: ignore[arg-type]
-                cells.append(Cell((data, flip, model), f"B = {budget}", run, "miou", number(words[3 * i + j])))
-    return Exhibit("segmentation", "Table 6", "Cityscapes and ADE20K", ("data", "flip", "model"), tuple(cells))
+                run = Run(model, data, budget, **views)
+                cells.append(Cell((data, flip), model, f"B = {budget}", run, "miou", number(words[3 * i + j])))
+    title = "Cityscapes and ADE20K, mIoU"
+    return Exhibit("segmentation", "Table 6", title, ("data", "flip"), tuple(cells), compare="group")
 
 
 def _antialiased() -> Exhibit:
@@ -83,25 +88,26 @@ def _antialiased() -> Exhibit:
     for model, *words in lines(numbers.ANTIALIASED):
         for budget, word in zip((1, 4, 10), words, strict=True):
             run = Run(f"antialiased {model}", "imagenet", budget)
-            cells.append(Cell((model,), f"B = {budget}", run, "top1", number(word)))
-    return Exhibit("antialiased", "Table A8", "Anti-aliased CNNs on ImageNet", ("model",), tuple(cells))
+            cells.append(Cell(("anti-aliased",), model, f"B = {budget}", run, "top1", number(word)))
+    title = "Anti-aliased CNNs on ImageNet"
+    return Exhibit("antialiased", "Table A8", title, ("networks",), tuple(cells), compare="group")
 
 
-def _ablation(name: str, where: str, title: str, label: str, runs: dict[str, tuple[Run, float]]) -> Exhibit:
+def _ablation(
+    name: str, where: str, title: str, label: str, runs: dict[str, tuple[Run, tuple[float, float]]]
+) -> Exhibit:
     cells = []
-    for row, (run, paper) in runs.items():
-        cells.append(Cell((row,), "top-1 %", run, "top1", paper))
-        cells.append(Cell((row,), "time, x plain", run, "latency"))
-    note = "The paper's accuracies are on 5,000 images of its own choice from ImageNet's training split."
-    return Exhibit(name, where, title, (label,), tuple(cells), notes=(note,))
+    for row, (run, (accuracy, latency)) in runs.items():
+        cells.append(Cell((row,), "", "top-1 %", run, "top1", accuracy))
+        cells.append(Cell((row,), "", "latency, as printed", run, PRINTED, latency))
+        cells.append(Cell((row,), "", "time, x base", run, "time"))
+        cells.append(Cell((row,), "", "NLL", run, "nll"))
+    note = "The paper's accuracies are on 5,000 images of ImageNet's training split that it does not name."
+    return Exhibit(name, where, title, (label,), tuple(cells), compare="column", notes=(note,))
 
 
-def _ours(**changes: object) -> Run:
-    return Run("ResNet18", "imagenet-train", 30, **{"learned": True, **changes})  # type: ignore[arg-type]
-
-
-def _range(first: int, less: int) -> str:
-    return f"{first} .. L{'-1' if less else ''}"
+def _ours(**changes: Any) -> Run:
+    return Run("ResNet18", "imagenet-train", 30, **{"learned": True, **changes})
 
 
 ABLATIONS = (
@@ -110,19 +116,27 @@ ABLATIONS = (
         "Table 3",
         "Ablation: layers that are searched",
         "layers",
-        {_range(*span): (_ours(span=span), paper) for span, paper in numbers.ABLATION_SEARCH.items()},
+        {
+            f"{first} .. L{'-1' * less}": (_ours(span=(first, less)), paper)
+            for (first, less), paper in numbers.ABLATION_SEARCH.items()
+        },
     ),
     _ablation(
         "ablation-aggregation",
         "Table 4",
         "Ablation: aggregation",
         "aggregation",
-        {
-            "mean": (_ours(learned=False, aggregate="mean"), numbers.ABLATION_AGGREGATION["mean"]),
-            "entropy": (_ours(learned=False), numbers.ABLATION_AGGREGATION["entropy"]),
-            "attention, no align": (_ours(align=False), numbers.ABLATION_AGGREGATION["attention, no align"]),
-            "attention": (_ours(), numbers.ABLATION_AGGREGATION["attention"]),
-        },
+        dict(
+            zip(
+                numbers.ABLATION_AGGREGATION,
+                zip(
+                    (_ours(learned=False, aggregate="mean"), _ours(learned=False), _ours(align="none"), _ours()),
+                    numbers.ABLATION_AGGREGATION.values(),
+                    strict=True,
+                ),
+                strict=True,
+            )
+        ),
     ),
     _ablation(
         "ablation-criterion",
@@ -133,38 +147,35 @@ ABLATIONS = (
     ),
 )
 
+
+def _policy_table(name: str, where: str, data: str, policy: str, block: str, models: tuple[str, ...] = FOUR) -> Exhibit:
+    title = f"{'ImageNet' if data == 'imagenet' else 'Flowers102'}, {policy} TTA policy"
+    return _tta(name, where, title + ", more architectures" * (models is MORE), data, policy, block, models)
+
+
 TABLES = (
-    _tta(
-        "imagenet-expanded", "Table 1", "ImageNet, expanded TTA policy", "imagenet", "expanded",
-        numbers.IMAGENET_EXPANDED, FOUR,
-    ),
-    _tta(
-        "flowers-expanded", "Table 2", "Flowers102, expanded TTA policy", "flowers102", "expanded",
-        numbers.FLOWERS_EXPANDED, FOUR,
-    ),
+    _policy_table("imagenet-expanded", "Table 1", "imagenet", "expanded", numbers.IMAGENET_EXPANDED),
+    _policy_table("flowers-expanded", "Table 2", "flowers102", "expanded", numbers.FLOWERS_EXPANDED),
     *ABLATIONS,
     _segmentation(),
-    _tta(
-        "imagenet-standard", "Table A1", "ImageNet, standard TTA policy", "imagenet", "standard",
-        numbers.IMAGENET_STANDARD, FOUR,
-    ),
-    _tta(
-        "flowers-standard", "Table A2", "Flowers102, standard TTA policy", "flowers102", "standard",
-        numbers.FLOWERS_STANDARD, FOUR,
-    ),
-    _tta(
-        "imagenet-architectures", "Table A3", "ImageNet, more architectures", "imagenet", "expanded",
-        numbers.IMAGENET_MORE, MORE,
-    ),
+    _policy_table("imagenet-standard", "Table A1", "imagenet", "standard", numbers.IMAGENET_STANDARD),
+    _policy_table("flowers-standard", "Table A2", "flowers102", "standard", numbers.FLOWERS_STANDARD),
+    _policy_table("imagenet-architectures", "Table A3", "imagenet", "expanded", numbers.IMAGENET_MORE, MORE),
     _computation("computation-resnet18", "Table A4", "ResNet18", numbers.COMPUTATION_RESNET18),
     _computation("computation-mobilenetv2", "Table A5", "MobileNetV2", numbers.COMPUTATION_MOBILENETV2),
     _non_learned(
-        "imagenet-expanded-nonlearned", "Table A6", "ImageNet, expanded policy, without learning", "expanded",
+        "imagenet-expanded-nonlearned",
+        "Table A6",
+        "ImageNet, expanded policy, without learning",
+        "expanded",
         numbers.EXPANDED_NON_LEARNED,
     ),
     _non_learned(
-        "imagenet-standard-nonlearned", "Table A7", "ImageNet, standard policy, without learning", "standard",
+        "imagenet-standard-nonlearned",
+        "Table A7",
+        "ImageNet, standard policy, without learning",
+        "standard",
         numbers.STANDARD_NON_LEARNED,
     ),
     _antialiased(),
-)  # fmt: skip
+)
