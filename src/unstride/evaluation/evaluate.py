@@ -157,9 +157,10 @@ def plan_of(
     changes: Mapping[str, Any],
 ) -> Plan:
     """Each network alone, the baseline, and the recipes; nothing twice."""
-    alone = [network_alone(pipeline, name) for name in pipeline.networks]
-    variants = list(alone)
-    baseline = alone[0]
+    alone: list[Variant] = []
+    for name in pipeline.networks:
+        alone = _with(alone, network_alone(pipeline, name))
+    variants, baseline = list(alone), alone[0]
     if against is not None:
         baseline = _baseline(pipeline, against, alone)
         variants = _with(variants, baseline)

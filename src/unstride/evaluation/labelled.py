@@ -111,9 +111,12 @@ def labelled_data(
 
 
 def scoring_of(pipeline: Pipeline, data: Data, metric: str | None = None) -> Scoring:
-    """The scoring of these images. Of pairs, neighbours have no vote."""
-    names = pipeline.classes or data.classes
-    return scoring_for(pipeline.task, metric, names)
+    """The scoring of these images, with the names of the classes where they are known, else their number."""
+    scoring = scoring_for(pipeline.task, metric)
+    if not TASKS[scoring.task].classes:
+        return scoring
+    names = pipeline.classes or data.classes or pipeline.base.labels
+    return scoring_for(scoring.task, metric, names)
 
 
 # ---------------------------------------------------------------- where images come from
