@@ -103,7 +103,7 @@ def tune(
         us = stack.enter_context(world())
         folder = stack.enter_context(_cache_folder(cache, us))
         store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), show)
-        usable, notes = _usable(pipeline, images)
+        usable, notes = usable_passes(pipeline, images)
         pool = gather_pool(store, usable, us, batch_size, show)
         _check_pool(pool, objective)
         evidence = Evidence.of(pipeline, images, pool, scoring, groups, seed)
@@ -147,7 +147,7 @@ def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
 
 
 # ---------------------------------------------------------------- which passes
-def _usable(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
+def usable_passes(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
     """The groups of passes that the networks take, and what is left out."""
     better = pipeline.better
     _, source, _ = next(ImageReader(data, better, 1).batches(range(len(data))))
