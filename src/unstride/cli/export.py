@@ -1,49 +1,52 @@
-"""`unstride export SPEC OUT --recipe R`: fixed looks as a graph for other programs."""
+"""`unstride export SPEC... --recipe best.toml --out best.onnx`: a whole recipe as one file for other runtimes."""
 
-import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, ImageSize, Spec, Task, Weights
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.options import AsJson, Device, ImageSize, Specs, Task, Weights
+from unstride.cli.recipes import RecipeOptions, takes_recipe
+from unstride.storage import strict_json
 
 
 def register(app: typer.Typer) -> None:
     app.command()(export)
 
 
-@takes_recipe()
+@takes_recipe
 def export(
-    spec: Spec,
-    out: Annotated[Path, typer.Argument(help="net.onnx or net.pt2.")],
-    asked: Asked,
+    recipe: RecipeOptions,
+    out: Annotated[Path, typer.Option(help="File to write: .onnx, or .pt2 for recipes without gates.")],
+    specs: Specs = None,
+    from_pixels: Annotated[
+        bool, typer.Option("--from-pixels", help="Take uint8 images (B, H, W, 3), and prepare them in the file.")
+    ] = False,
+    quantize: Annotated[str | None, typer.Option(help="int8: quantise each network, calibrated with --images.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of images to check the file with. Default: generated images.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Check with at most this many images.")] = 256,
+    image_size: ImageSize = None,
     weights: Weights = "default",
     task: Task = None,
-    image_size: ImageSize = None,
+    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Write the model with a recipe's looks as one graph, for any batch; it is checked against the model first.
+    """Write one file that runs the whole recipe without unstride and torch.
 
-    A recipe with gates becomes a file for each stage and NAME.stages.json for unstride.exporting.run_stages. The
-    graph takes prepared tensors; what lies outside their crop is not seen by its views.
+    Views, gates, all networks and the way their outputs are combined are in the file; each image stops as soon as it is
+    confident. Outputs: what the model returns, confidence, pass_count and cost. The file is compared with the recipe on
+    images before it is written.
     """
-    from unstride import models
-    from unstride.exporting import export as write
+    import unstride
 
-    loaded = models.load(spec, weights=weights)
-    loaded = loaded.for_task(task or loaded.task or "classification")
-    example = loaded.example(image_size)
-    better = asked.enhanced(loaded, example, **({} if task is None else {"task": task}))
-    files = [str(path) for path in write(better, example, out)]
+    pipeline = recipe.pipeline(specs, weights, task, device, execution="auto")
+    options: dict[str, Any] = {"from_pixels": from_pixels, "quantize": quantize, "images": images, "checked": limit}
+    written = unstride.export(pipeline, out, example=image_size, **options)
     if as_json:
-        size = list(map(int, example.shape[1:]))
-        typer.echo(json.dumps({"spec": spec, "recipe": str(better.recipe), "input": ["B", *size], "files": files}))
+        typer.echo(strict_json.dumps({"spec": pipeline.spec, **asdict(written), "path": str(out)}))
         return
-    typer.echo(str(better.recipe))
-    typer.echo(
-        f"takes (B, {', '.join(str(int(n)) for n in example.shape[1:])}), gives logits; checked against the model"
-    )
-    for file in files:
-        typer.echo(f"wrote {file}")
+    typer.echo(str(pipeline.better.recipe))
+    typer.echo(str(written))

@@ -84,7 +84,9 @@ class Builder:
             made.append(inner.graph(self.name("branch"), [], [self.info(value, dtype) for value in results]))
         return self.ops("If", test, count=len(made[0].output), then_branch=made[0], else_branch=made[1])
 
-    def switch(self, index: str, cases: Sequence[Callable[[Builder], Sequence[str]]], dtype: str = "FLOAT") -> list[str]:
+    def switch(
+        self, index: str, cases: Sequence[Callable[[Builder], Sequence[str]]], dtype: str = "FLOAT"
+    ) -> list[str]:
         """The results of the case with this number."""
 
         def build(inner: Builder, first: int) -> Sequence[str]:

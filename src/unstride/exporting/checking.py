@@ -69,9 +69,7 @@ def with_threshold(recipe: Recipe, below: float) -> Recipe:
     return recipe.changed(stages=tuple(stages))
 
 
-def _compared(
-    opened: Any, better: Enhanced, images: Sequence[Any], names: Sequence[str], exact: bool
-) -> Agreement:
+def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Sequence[str], exact: bool) -> Agreement:
     largest, same, count = 0.0, 0.0, 0
     for batch in _batches(images):
         source, feed = _inputs(batch)
@@ -87,7 +85,7 @@ def _compared(
                     "report the network and the recipe."
                 )
         for name, value in zip(names, wanted, strict=True):
-            largest = max(largest, _difference(got[name], value, excused))
+            largest = max(largest, _difference(got[name], value, excused, by_sigmoid(better, value)))
         same += same_class(got[names[0]], wanted[0], better) * len(batch)
         count += len(batch)
     found = Agreement(count, largest, same / max(1, count))
@@ -142,11 +140,19 @@ def _near_a_gate(better: Enhanced, source: Any) -> Tensor:
     return near
 
 
-def _difference(got: Array, wanted: Tensor, excused: Tensor) -> float:
+def by_sigmoid(better: Enhanced, output: Tensor) -> bool:
+    """True if probabilities of a yes were averaged: near 1 their logits amplify rounding without bound."""
+    task = TASKS[better.task]
+    return better.recipe.combine == "probabilities" and (output.shape[1] == 1 or not task.one_label)
+
+
+def _difference(got: Array, wanted: Tensor, excused: Tensor, sigmoid: bool) -> float:
     value = torch.from_numpy(got).reshape(wanted.shape)[~excused]
     expected = wanted.cpu().float()[~excused]
     if not len(expected):
         return 0.0
+    if sigmoid:
+        value, expected = value.sigmoid(), expected.sigmoid()
     finite = expected.isfinite()
     if not torch.equal(value.isfinite(), finite):
         return float("nan")

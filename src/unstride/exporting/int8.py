@@ -62,14 +62,11 @@ def with_units(
     models: dict[str, dict[tuple[int, ...], Any]] = {}
     for p, unit, x in zip(passes, units, rendered, strict=True):
         models.setdefault(p.network, {})[tuple(x.shape[2:])] = unit.model
-    networks = {
-        name: Network(name, OnnxModule(own), better.networks[name].preprocess) for name, own in models.items()
-    }
+    networks = {name: Network(name, OnnxModule(own), better.networks[name].preprocess) for name, own in models.items()}
     first = next(iter(networks.values()))
     return Enhanced(
         {"base": first, **networks}, better.recipe, None, better.preprocess, better.assumed, better.view_weights
     )
-
 
 
 class _Images:
@@ -93,5 +90,3 @@ def quantized(model: Any, images: Sequence[Tensor]) -> Any:
         kinds = {"activation_type": q.QuantType.QUInt8, "weight_type": q.QuantType.QInt8}
         q.quantize_static(ready, small, reader, quant_format=q.QuantFormat.QDQ, per_channel=True, **kinds)
         return stripped(onnx.load(small))
-
-

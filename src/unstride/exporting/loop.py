@@ -202,7 +202,11 @@ class _Body:
             (x,) = _chosen(b, index, own, lambda p: p.prepare_key, lambda p, inner: [p.prepare(inner, rows)])
             outputs = spliced(b, self.plan.models[k], [x])
             return _chosen(
-                b, index, own, lambda p: p.back_key, lambda p, inner: [f(inner, o) for f, o in zip(p.back, outputs, strict=True)]
+                b,
+                index,
+                own,
+                lambda p: p.back_key,
+                lambda p, inner: [f(inner, o) for f, o in zip(p.back, outputs, strict=True)],
             )
 
         return build

@@ -31,7 +31,7 @@ CLOSE = 1e-4  # of the largest output, between torch and onnxruntime
 
 
 class NetworkModule(nn.Module):
-    """Images (B, C, H, W) -> for each output that is combined (B, 1, ...), in the order of the base network's classes."""
+    """Images (B, C, H, W) -> for each combined output (B, 1, ...), in the order of the base network's classes."""
 
     def __init__(self, network: Network, task: Task, example: Tensor) -> None:
         super().__init__()
@@ -73,7 +73,8 @@ def units_for(better: Enhanced, passes: Sequence[ExportPass], images: Sequence[T
 
     Passes of a network without states share a unit; those in states have one for each list of states and size.
     """
-    task, chosen, plain = TASKS[better.recipe.task], [Unit("", nn.Identity(), "", (), 0)] * len(passes), {}
+    task, chosen = TASKS[better.recipe.task], [Unit("", nn.Identity(), "", (), 0)] * len(passes)
+    plain: dict[str, list[int]] = {}
     for k, p in enumerate(passes):
         network = _on_cpu(better.networks[p.network])
         if p.states:
@@ -164,7 +165,7 @@ def exported(module: nn.Module, example: Tensor, axes: Sequence[int] = ()) -> An
     """A module as an ONNX model whose batch, and these axes, are dynamic."""
     extra("onnxscript")
     both = torch.cat([example, example.flip(-1)]).cpu()
-    dynamic = {0: torch.export.Dim.DYNAMIC, **{axis: torch.export.Dim.DYNAMIC for axis in axes}}
+    dynamic = {0: torch.export.Dim.DYNAMIC, **dict.fromkeys(axes, torch.export.Dim.DYNAMIC)}
     options: dict[str, Any] = {"external_data": False, "verbose": False, "opset_version": OPSET}
     with quiet(), torch.no_grad():
         try:

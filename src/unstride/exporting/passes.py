@@ -72,7 +72,9 @@ def check_exportable(recipe: Recipe) -> None:
         if stage.gate is not None and stage.gate.below is None:
             raise OptionError(f"export: the gate {stage.gate} has no threshold. Call better.calibrate(images) first.")
         if stage.aggregation == "learned" or stage.align == "stitch":
-            raise OptionError("export: states are exported with aggregate 'mean', 'entropy' or 'max', without stitching.")
+            raise OptionError(
+                "export: states are exported with aggregate 'mean', 'entropy' or 'max', without stitching."
+            )
     if recipe.precision is not None:
         raise OptionError(
             f"export: precision={recipe.precision!r} casts while it runs, and a file has the precision of its weights. "
@@ -104,7 +106,9 @@ def listed_passes(better: Enhanced, source: Source) -> list[ExportPass]:
             if states:
                 passes.append(_pass(stage, view, states, better, starts=len(passes) == first))
         if len(passes) == first:
-            raise OptionError(f"export: stage {index + 1} ({stage}) takes no pass that was not taken before. Remove it.")
+            raise OptionError(
+                f"export: stage {index + 1} ({stage}) takes no pass that was not taken before. Remove it."
+            )
         passes[-1] = replace(passes[-1], cost=costs[index])  # images stop between stages
     return passes
 

@@ -6,6 +6,7 @@ Pillow resizes the width first, then the height, and rounds to 8 bits after each
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,13 +92,18 @@ def _resized(b: Builder, x: str, size: _Sizes) -> str:
         return x
     mode = _MODES[p.interpolation]
     kind = {"mode": mode, "coordinate_transformation_mode": "half_pixel"}
-    more = {"nearest_mode": "round_prefer_ceil"} if mode == "nearest" else {"antialias": 1}
+    more: dict[str, Any] = {"nearest_mode": "round_prefer_ceil"} if mode == "nearest" else {"antialias": 1}
     more |= {"cubic_coeff_a": -0.5} if mode == "cubic" else {}
     shape = b.op("Shape", x)
     first = b.op("Slice", shape, b.constant([0]), b.constant([3]))
     wide = b.op("Concat", first, _vector(b, size.full[1]), axis=0)
     x = _eight_bits(b, b.op("Resize", x, "", "", wide, **kind, **more))
-    high = b.op("Concat", b.op("Slice", shape, b.constant([0]), b.constant([2])), *map(lambda n: _vector(b, n), size.full), axis=0)
+    high = b.op(
+        "Concat",
+        b.op("Slice", shape, b.constant([0]), b.constant([2])),
+        *(_vector(b, n) for n in size.full),
+        axis=0,
+    )
     return _eight_bits(b, b.op("Resize", x, "", "", high, **kind, **more))
 
 
@@ -146,7 +152,7 @@ def _placed(b: Builder, x: str, view: View, size: _Sizes) -> str:
 
 
 def _resampling(b: Builder, extent: str, box: tuple[str, str], out: int, interpolation: str) -> str:
-    """(out, extent): the weights with which Pillow resamples a box (start, length) of an axis, reflected at its ends."""
+    """(out, extent): how Pillow resamples a box (start, length) of an axis, reflected at its ends."""
     start, length = box
     scale = b.op("Div", length, b.constant(float(out)))
     middle = b.op("Add", start, b.op("Mul", b.constant(np.arange(out) + 0.5), scale))  # (out,)
@@ -184,7 +190,11 @@ def _triangle(b: Builder, d: str) -> str:
 
 def _cubic(b: Builder, d: str) -> str:
     """Keys' kernel with a = -0.5."""
-    near = b.op("Add", b.op("Mul", b.op("Mul", d, d), b.op("Sub", b.op("Mul", d, b.constant(1.5)), b.constant(2.5))), b.constant(1.0))
+    near = b.op(
+        "Add",
+        b.op("Mul", b.op("Mul", d, d), b.op("Sub", b.op("Mul", d, b.constant(1.5)), b.constant(2.5))),
+        b.constant(1.0),
+    )
     inner = b.op("Mul", b.op("Sub", b.op("Mul", b.op("Sub", d, b.constant(5.0)), d), b.constant(-8.0)), d)
     far = b.op("Mul", b.op("Sub", inner, b.constant(4.0)), b.constant(-0.5))
     beyond = b.op("Where", b.op("Less", d, b.constant(2.0)), far, b.constant(0.0))

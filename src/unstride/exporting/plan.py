@@ -47,7 +47,9 @@ def graph_plan(
         count = len(combined)
         made.append(GraphPass(p, chosen.index(unit), step, back or (_unchanged,) * count, key, back_key))
     size: list[int | str | None] = ["batch", "height", "width", 3]
-    image = ("UINT8", size) if from_pixels else ("FLOAT", ["batch", *map(int, source.rows([0]).render(PLAIN).shape[1:])])
+    if not from_pixels:
+        size = ["batch", *map(int, source.rows([0]).render(PLAIN).shape[1:])]
+    image = ("UINT8" if from_pixels else "FLOAT", size)
     return GraphPlan(better.recipe, made, [u.model for u in chosen], names, shapes, combined, image)
 
 
@@ -62,18 +64,11 @@ def _from_pixels(p: ExportPass, preprocess: Preprocess) -> tuple[Step, Any]:
     return step, (p.view, preprocess)
 
 
-def _from_tensors(
-    p: ExportPass, network: Network, base: Preprocess | None, size: tuple[int, ...]
-) -> tuple[Step, Any]:
+def _from_tensors(p: ExportPass, network: Network, base: Preprocess | None, size: tuple[int, ...]) -> tuple[Step, Any]:
     """A view of tensors that are prepared for the base network; another network may want another normalisation."""
     own = network.preprocess
     view = fixed_view(p.view, size)
     same = own is None or own == base
-    if not same and (base is None or own is None or own.geometry != base.geometry):
-        raise OptionError(
-            f"export: network {p.network!r} wants other preprocessing ({own}) than the base network ({base}). Pass "
-            "from_pixels=True: the file then prepares the image for each network."
-        )
 
     def step(b: Builder, rows: str) -> str:
         if not same:
@@ -83,6 +78,18 @@ def _from_tensors(
         return view.on_graph(b, rows)
 
     return step, (p.view, None if same else own)
+
+
+def check_tensors(better: Enhanced) -> None:
+    """An OptionError where networks need other pixels than a prepared tensor has."""
+    base = better.preprocess
+    for name in better.recipe.networks:
+        own = better.networks[name].preprocess
+        if own not in (None, base) and (base is None or own.geometry != base.geometry):
+            raise OptionError(
+                f"export: network {name!r} wants other preprocessing ({own}) than the base network ({base}). Pass "
+                "from_pixels=True (--from-pixels): the file then prepares the image for each network."
+            )
 
 
 def _affine(old: Preprocess, new: Preprocess) -> tuple[list[float], list[float]]:

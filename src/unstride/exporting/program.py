@@ -31,7 +31,9 @@ class FixedRecipe(nn.Module):
     ) -> None:
         super().__init__()
         if any(p.gate is not None for p in passes):
-            raise OptionError("export: a .pt2 file holds no gates. Write an .onnx file, or take a recipe without gates.")
+            raise OptionError(
+                "export: a .pt2 file holds no gates. Write an .onnx file, or take a recipe without gates."
+            )
         self.recipe, self.passes = better.recipe, tuple(passes)
         self.task = TASKS[better.recipe.task]
         record = better.run(example).record

@@ -39,8 +39,8 @@ class StatesModule(nn.Module):
         split, _, crop = executor.prepare(example[:1])
         if crop is not None:
             raise OptionError(
-                f"export: the network takes images of {tuple(example.shape[2:])} only with padding, and states of padded "
-                "images cannot be exported. Choose a size that the network accepts."
+                f"export: the network takes images of {tuple(example.shape[2:])} only with padding, and states of "
+                "padded images cannot be exported. Choose a size that the network accepts."
             )
         self.split, self.task, self.stage, self.network, self.each = split, task, stage, network, each
         self.states = tuple(states)
@@ -79,9 +79,7 @@ class StatesModule(nn.Module):
             total, weight = total + mine, weight + certain
         return self._head(target, total / weight.clamp(min=1e-12), values[0])
 
-    def _weighed(
-        self, m: Tensor, offset: Offset | None, covered: bool, first: Tensor, j: int
-    ) -> tuple[Tensor, Tensor]:
+    def _weighed(self, m: Tensor, offset: Offset | None, covered: bool, first: Tensor, j: int) -> tuple[Tensor, Tensor]:
         """A state's aligned map times its weight, and the weight."""
         kind, inside = self.stage.aggregation, _coverage(m, offset) if covered else m.new_ones(())
         if self.task.maps and m.ndim > 3 and kind == "entropy":

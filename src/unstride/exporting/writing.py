@@ -21,7 +21,7 @@ from unstride.exporting.loop import GraphPlan, recipe_graph
 from unstride.exporting.networks import Unit, onnx_units, units_for
 from unstride.exporting.passes import ExportPass, check_exportable, listed_passes
 from unstride.exporting.pixels import check_pixels
-from unstride.exporting.plan import graph_plan
+from unstride.exporting.plan import check_tensors, graph_plan
 from unstride.exporting.program import FixedRecipe, check_program, program_bytes
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.files import plain_figures, write
@@ -110,6 +110,8 @@ def export(
     if from_pixels:
         for name in better.recipe.networks:
             check_pixels(better.networks[name].preprocess or better.preprocess, name)
+    else:
+        check_tensors(better)
     given = _images(pipeline, images, example, from_pixels, max(1, checked))
     source = as_source(given[:1] if from_pixels else given[0][None], better.preprocess)
     with torch.no_grad():
@@ -117,7 +119,9 @@ def export(
         rendered = _rendered(better, passes, source)
         units = units_for(better, passes, rendered)
         if path.suffix == ".pt2":
-            return _write_program(path, better, FixedRecipe(better, passes, units, rendered, given[0][None]), given, units)
+            return _write_program(
+                path, better, FixedRecipe(better, passes, units, rendered, given[0][None]), given, units
+            )
         exported = _Exported(pipeline, passes, rendered, source, given, from_pixels, quantize)
         return exported.written(path, onnx_units(units, rendered))
 
@@ -219,7 +223,9 @@ def _images(pipeline: Pipeline, images: Any, example: Any, from_pixels: bool, co
         images = [open_image(path) for path in find_images(images)[:count]]
     if isinstance(images, Tensor) and images.is_floating_point():
         if from_pixels:
-            raise InputError("images: got prepared tensors, expected PIL images, files or uint8 tensors for from_pixels.")
+            raise InputError(
+                "images: got prepared tensors, expected PIL images, files or uint8 tensors for from_pixels."
+            )
         return list(images[:count])
     if images is not None:
         source = as_source(images, better.preprocess)
@@ -247,7 +253,7 @@ def _weights(units: Sequence[Unit]) -> tuple[int, tuple[str, ...]]:
 
 def _shown(plan: GraphPlan) -> str:
     dtype, shape = plan.image
-    return f"{ {'UINT8': 'uint8', 'FLOAT': 'float32'}[dtype]} ({', '.join(map(str, shape))})"
+    return f"{ {'UINT8': 'uint8', 'FLOAT': 'float32'}[dtype] } ({', '.join(map(str, shape))})"
 
 
 def _megabytes(size: int) -> str:
