@@ -63,7 +63,7 @@ def build_depth() -> tuple[nn.Module, Preprocess]:
 
 
 def build_dying() -> tuple[nn.Module, Preprocess]:
-    """Rank 1 is killed once, when both processes of the run have finished something in UNSTRIDE_TEST_OUT."""
+    """Rank 1 is killed once, when the run has finished some batches in the folder UNSTRIDE_TEST_OUT."""
     out = Path(os.environ["UNSTRIDE_TEST_OUT"])
     mark = out / "died"
 
@@ -99,8 +99,10 @@ def npz(folder: Path, count: int, size: int = 16) -> str:
 
 
 # What may differ between two runs that measured the same.
-BY_CHANCE = ("latency", "plain_ms", "peak_memory", "created", "batch_size", "command", "threads")
+BY_CHANCE = ("latency", "plain_ms", "peak_memory", "created", "batch_size", "command", "threads", "seconds")
 
 
 def numbers(row: dict) -> dict:
-    return {k: v for k, v in row.items() if k not in BY_CHANCE}
+    """A row without what may differ between two runs that measured the same."""
+    provenance = {k: v for k, v in row.get("provenance", {}).items() if k not in BY_CHANCE}
+    return {k: v for k, v in {**row, "provenance": provenance}.items() if k not in BY_CHANCE}

@@ -1,58 +1,67 @@
-"""Rows are appended once and survive a torn write."""
+"""Rows go to a file and back, print as a table, and say what to do."""
 
-import dataclasses
 import json
 
 import pytest
 
 from unstride.errors import ArtefactError
-from unstride.evaluation import Row, append_rows, read_rows
+from unstride.evaluation.intervals import ConfidenceInterval
+from unstride.evaluation.rows import Row, decision_of, describe_cost, read_rows, table, write_rows
 
-BLANK = {
-    **{field.name: "" for field in dataclasses.fields(Row)},
-    **{"task": "classification", "images": 3, "views": 1, "seed": 0, "batch_size": 2, "peak_memory": 1, "errors": 1},
-    "threads": 2,
-    **{
-        "options": {"layers": [1, 2]},
-        "preprocess": {},
-        "metrics": {"top1": 0.5},
-        "gain": {"gain": 0.1},
-        "versions": {},
-    },
-    **{"macs": 2.5, "plain_macs": 1e6, "latency": None, "plain_ms": None, "error_names": ("x: broken",)},
-    **{"recommended": True, "created": "now"},
-}
+ONE = ConfidenceInterval(1.0, 1.0, 1.0)
 
 
-def row(run="a", budget=4, **changes):
-    return Row(**{**BLANK, "run": run, "budget": budget, **changes})
+def row(name="net", gain=None, cost=ONE, metric="accuracy", **changes):
+    values = {"metrics": {metric: 0.9, "NLL": 0.3}, "macs": 2e9, "seconds": 0.01, "provenance": {"run": "a"}}
+    interval = None if gain is None else ConfidenceInterval(*gain)
+    baseline = "" if gain is None else "net"
+    return Row(
+        **{**values, "name": name, "images": 1000, "metric": metric, "cost": cost, **changes},
+        gain=interval,
+        baseline=baseline,
+    )
 
 
-def test_rows_round_trip_and_are_appended_once(tmp_path):
-    path = tmp_path / "deep" / "rows.jsonl"
-    assert read_rows(path) == []
-    append_rows(path, [row(budget=1), row(budget=4)])
-    kept = append_rows(path, [row(budget=4, created="later"), row(budget=10)])
-    assert [r.created for r in kept] == ["now", "now"]  # what the file has, not what came the second time
-    assert read_rows(path) == [row(budget=1), row(budget=4), row(budget=10)]
-    append_rows(path, [row(run="b")])
-    assert [r.run for r in read_rows(path)] == ["a", "a", "a", "b"]
+def test_rows_go_to_a_file_and_back(tmp_path):
+    rows = [row(), row("flip", (0.01, 0.002, 0.02), ConfidenceInterval(1.4, 1.3, 1.5), corrected=30, broken=20)]
+    write_rows(tmp_path / "deep" / "rows.jsonl", rows)
+    assert read_rows(tmp_path / "deep" / "rows.jsonl") == rows
+    assert [Row.from_json(json.loads(json.dumps(r.to_json()))) for r in rows] == rows
 
 
-def test_a_torn_last_line_is_written_again(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    append_rows(path, [row(budget=1), row(budget=4)])
-    whole = path.read_bytes()
-    for cut in (1, 40, len(whole.splitlines()[1])):
-        path.write_bytes(whole[:-cut])
-        assert read_rows(path) == [row(budget=1)]
-        append_rows(path, [row(budget=1), row(budget=4)])
-        assert path.read_bytes() == whole
-
-
-@pytest.mark.parametrize("line", ["{", '{"run": "a"}', "[1]"])
-def test_a_foreign_line_is_named(tmp_path, line):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(row().to_json()) + "\n" + line + "\n")
-    with pytest.raises(ArtefactError, match=r"rows\.jsonl, line 2"):
+@pytest.mark.parametrize("line", ["{", '{"run": "a"}', "[1]", '{"name": 3, "metric": "x", "metrics": {}}'])
+def test_a_line_that_is_no_row_is_an_error(tmp_path, line):
+    path = write_rows(tmp_path / "rows.jsonl", [row()])
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ArtefactError, match=r"rows\.jsonl: got a line that is no row"):
         read_rows(path)
+
+
+def test_the_table_has_one_line_for_each_row():
+    rows = [row(), row("flip", (0.01, 0.002, 0.02), ConfidenceInterval(1.4, 1.3, 1.5), seconds=0.03)]
+    lines = table(rows).splitlines()
+    assert len(lines) == 3
+    assert lines[0].split() == ["accuracy", "gain", "corrected", "broken", "cost", "GMACs", "time", "ms", "NLL"]
+    assert "+1.0 points (95 % CI +0.2 to +2.0)" in lines[2] and "1.40 (1.30 to 1.50)" in lines[2]
+    assert "3.00" in lines[2].split()  # times the base model's
+    assert describe_cost(ONE) == "1.00"
+
+
+def test_a_decision_is_of_a_row_and_its_baseline():
+    rows = [row(), row("flip", (0.01, 0.002, 0.02), ConfidenceInterval(1.5, 1.4, 1.6))]
+    assert str(decision_of(rows[1], rows)) == (
+        "Use this recipe: +1.0 points (95 % CI +0.2 to +2.0) at 1.50 times the compute of net."
+    )
+    with pytest.raises(ValueError, match="baseline"):
+        decision_of(rows[0], rows)
+
+
+def test_a_margin_is_in_the_unit_of_the_metric():
+    cheaper = ConfidenceInterval(0.5, 0.5, 0.5)
+    points = [row(), row("small", (-0.001, -0.004, 0.002), cheaper)]
+    assert decision_of(points[1], points, 0.5).verdict == "use"  # half a point
+    assert decision_of(points[1], points, 0.3).verdict == "keep"
+    errors = [row(metric="RMSE"), row("small", (-0.01, -0.02, 0.001), cheaper, metric="RMSE")]
+    assert decision_of(errors[1], errors, 0.05).verdict == "use"
+    assert "within the margin of 0.05 RMSE" in str(decision_of(errors[1], errors, 0.05))
+    assert decision_of(errors[1], errors).verdict == "keep"  # 0.5 % of 0.9

@@ -98,9 +98,9 @@ def decision_of(row: Row, rows: Sequence[Row], margin: float | None = None) -> D
     Args:
         margin: the loss that is acceptable where the recipe is cheaper, in the metric's unit (0.5: half a point).
     """
-    baseline = next(other for other in rows if other.name == row.baseline and other.gain is None)
     if row.gain is None:
         raise ValueError(f"{row.name} is the baseline.")
+    baseline = next(other for other in rows if other.name == row.baseline and other.gain is None)
     unit, scale = unit_of(row.metric)
     allowed = margin_of(row.metric, margin, baseline.value)
     ratio = row.cost.estimate / baseline.cost.estimate
