@@ -135,7 +135,7 @@ def open_job(
         if value is not None and (type(value) is not int or value < 1):
             raise OptionError(f"{name}: got {value!r}, expected a whole number from 1 on.")
     inputs = ImageInputs(images)
-    pipeline = open_pipeline(model, **options)
+    pipeline = model if isinstance(model, Pipeline) else open_pipeline(model, **options)
     for stage in pipeline.better.recipe.stages:
         if stage.gate is not None and stage.gate.below is None:
             raise OptionError(
