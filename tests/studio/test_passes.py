@@ -87,7 +87,7 @@ def test_a_segmentation_has_maps_and_its_label(nets: str) -> None:
     assert [i["caption"].split(" (")[0] for i in data["images"]] == [
         "image", "base model", "combined", "where they differ", "label",
     ]  # fmt: skip
-    assert all(one["picture"].startswith("data:image/") for one in data["stages"][0]["passes"])
+    assert all(one["map"].startswith("data:image/") for one in data["stages"][0]["passes"])
 
 
 @pytest.mark.parametrize(("name", "maps", "unit"), [("depth", 4, "mean"), ("tower", 0, "value 0")])

@@ -133,9 +133,9 @@ class _Table:
         x = INDENT * node.depth
         tint = self.colours.get(int(_scores(self.p, v.output).argmax()), SOFT)
         layer = f"layer {node.layer}: " if node.layer else ""
-        room = int((self.names - x) / 0.085)
+        most = int((self.names - x) / 0.085)
         self.ax.scatter([x + 0.08], [y], s=45, color=tint, edgecolor=PAPER, linewidth=1.2, zorder=3)
-        self.ax.text(x + 0.2, y, shorten(f"{layer}{v}", room), size=9, color=INK, va="center")
+        self.ax.text(x + 0.2, y, shorten(f"{layer}{v}", most), size=9, color=INK, va="center")
         self._answer(y, v.output, "normal")
         start, length = self.names + ANSWERS, (BARS - 0.6) * v.weight / heaviest
         self.ax.barh(y, length, 0.4, left=start, color=tint)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from unstride.errors import InputError
 from unstride.execution.prediction import ForwardPass, Prediction
+from unstride.models.weights import place
 from unstride.pipeline import Pipeline
 from unstride.recipe.stage import Stage
 from unstride.recipe.view import View
@@ -45,7 +45,8 @@ def explained(pipeline: Pipeline, image: Image.Image, truth: Truth | None = None
     if prepared.size is None:
         image = image.copy()
         image.thumbnail((SIDE, SIDE))
-    source = PILImages([image], prepared)
+    device, dtype = place(pipeline.better.model)
+    source = PILImages([image], prepared, torch.empty(0, device=device, dtype=dtype))
     p = pipeline.better.explain(source)[0]
     if p.problem is not None:
         raise InputError(p.problem)
@@ -80,17 +81,17 @@ def _scores(p: Prediction, classes: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 class _Story:
-    """One prediction, told stage by stage."""
+    """One prediction, stage by stage."""
 
     def __init__(self, pipeline: Pipeline, p: Prediction, source: PILImages, truth: Truth | None) -> None:
         self.pipeline, self.p, self.source, self.truth = pipeline, p, source, truth
         self.classes, self.task = pipeline.classes, p.meaning
         self.labels = {name: spec_name(loaded.spec) for name, loaded in pipeline.networks.items()}
         self.base_map = class_map(p.base) if p.task == "segmentation" else None
-        self.view = cache(self._view)
+        self.views: dict[tuple[str, View], tuple[str, str]] = {}
 
     def stages(self) -> list[dict[str, Any]]:
-        told, passes = [], self.p.passes
+        described, passes = [], self.p.passes
         reached, spent = True, 0.0
         for index, stage in enumerate(self.pipeline.better.recipe.stages):
             before = [v for v in passes if v.stage < index]
@@ -98,7 +99,7 @@ class _Story:
             gate = self._gate(stage, before, bool(own)) if stage.gate is not None and reached else None
             reached = reached and (gate is None or bool(gate["passed"]))
             spent += sum(v.cost for v in own)
-            told.append(
+            described.append(
                 {
                     "title": str(replace(stage, gate=None, network="base")),
                     "network": self.labels.get(stage.network, stage.network),
@@ -109,7 +110,7 @@ class _Story:
                     "spent": spent,
                 }
             )
-        return told
+        return described
 
     def answer(self, output: Tensor) -> dict[str, Any]:
         """An output in words, and whether it is right, if that is known."""
@@ -127,7 +128,7 @@ class _Story:
         return {"text": text, "right": first["name"] in names if names else None}
 
     def _pass(self, v: ForwardPass) -> dict[str, Any]:
-        seen, size = self.view(v.network, v.view)
+        seen, size = self._view(v.network, v.view)
         return {
             "view": str(v.view),
             "state": "" if v.state.plain else str(v.state),
@@ -138,7 +139,7 @@ class _Story:
             "running": self.answer(v.running),
             "weight": v.weight,
             "cost": v.cost,
-            "picture": None if self.base_map is None else _uri(self._overlay(v.output)),
+            "map": None if self.base_map is None else _uri(self._overlay(v.output)),
         }
 
     def _gate(self, stage: Stage, before: list[ForwardPass], ran: bool) -> dict[str, Any]:
@@ -189,10 +190,13 @@ class _Story:
         return as_image(source.preprocess, pixels)
 
     def _view(self, network: str, view: View) -> tuple[str, str]:
-        image = self._pixels(network, view)
-        size = f"{image.height} x {image.width}"
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        return _uri(image), size
+        """A small image of what a network gets of a view, and its size in words."""
+        if (network, view) not in self.views:
+            image = self._pixels(network, view)
+            size = f"{image.height} x {image.width}"
+            image.thumbnail((THUMBNAIL, THUMBNAIL))
+            self.views[network, view] = (_uri(image), size)
+        return self.views[network, view]
 
 
 def _pictures(*maps: Tensor) -> list[Image.Image]:

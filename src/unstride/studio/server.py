@@ -24,7 +24,7 @@ from unstride.studio.studio import UPLOAD_BYTES, Busy, Studio, packed
 
 CONNECTIONS = 32  # that may wait for their client at once
 SECONDS = 30.0  # for a client to send its request, or to take its answer
-COMPUTING = 8  # requests that may wait for their turn, each with an upload in memory
+TURNS = 16  # requests that may wait for their turn, each with an upload in memory
 
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -81,7 +81,7 @@ class StudioServer(ThreadingHTTPServer):
 
     def __init__(self, studio: Studio, host: str, port: int) -> None:
         self.studio, self.host = studio, host
-        self.connections, self.turns = Connections(), threading.BoundedSemaphore(COMPUTING)
+        self.connections, self.turns = Connections(), threading.BoundedSemaphore(TURNS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         folder = resources.files("unstride.studio").joinpath("page")
         self.pages = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in PAGES.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from unstride.errors import DataError, InputError, UnstrideError
+from unstride.errors import DataError, InputError, OptionError, UnstrideError
 from unstride.pipeline import Pipeline
 from unstride.recipe.recipe import Recipe
 from unstride.show.html import as_png
@@ -27,7 +27,7 @@ UPLOAD_PIXELS = 40_000_000
 LONGEST = 20  # times as long as wide: a strip of one pixel would be enlarged beyond all memory
 ANSWERS = 24  # that are remembered
 UPLOADS = 2 * UPLOAD_BYTES  # of uploaded files that are remembered, so that a link opens them again
-PATIENCE = 60.0  # seconds that a request waits for the one before it
+PATIENCE = 120.0  # seconds that a request waits for the one before it
 
 
 class Busy(UnstrideError):
@@ -44,6 +44,8 @@ class Studio:
     """
 
     def __init__(self, pipeline: Pipeline | None = None) -> None:
+        if not isinstance(pipeline, Pipeline | None):
+            raise OptionError(f"studio: got {type(pipeline).__name__}, expected what open_pipeline returns.")
         self.choices: dict[str, Choice] = {str(k): choice for k, choice in enumerate(choices(pipeline))}
         self._lock, self._worker = threading.Lock(), Worker()
         self._pipelines: dict[str, Pipeline] = {}

@@ -108,13 +108,13 @@ function read() {
 
 // Right or wrong in words, for those who do not see the colour.
 const mark = (right) => (right === null ? null : element("span", { class: right ? "mark right" : "mark wrong" }, right ? " ✓ right" : " ✗ wrong"));
-const said = ({ text, right }) => [text, mark(right)];
+const answered = ({ text, right }) => [text, mark(right)];
 
 function show(data) {
   at("headline").textContent = data.headline;
   at("recipe-text").textContent = data.recipe;
   at("link").href = address();
-  const facts = [["Base model", ...said(data.base)], ["Recipe", ...said(data.answer)], ["Cost", times(data.cost), element("span", { class: "note" }, `1.00x is one forward pass of ${data.base_network}`)],
+  const facts = [["Base model", ...answered(data.base)], ["Recipe", ...answered(data.answer)], ["Cost", times(data.cost), element("span", { class: "note" }, `1.00x is one forward pass of ${data.base_network}`)],
     ["Agreement of the passes", percent(data.agreement)], ["Why it stopped", data.stopped]];
   if (data.truth !== null) facts.splice(2, 0, ["Label", data.truth]);
   at("facts").replaceChildren(...facts.map(([name, ...value]) => element("div", { "data-of": name }, element("dt", {}, name), element("dd", {}, ...value))));
@@ -137,7 +137,7 @@ function section(stage, k) {
   const title = `Stage ${k + 1}: ${stage.title}`;
   const head = element("h4", {}, title, element("span", { class: "soft" }, ` · ${stage.network}`));
   if (!stage.reached) return element("section", { class: "stage off" }, head, element("p", {}, "Not run: it costs nothing."));
-  const maps = stage.passes.some((one) => one.picture);
+  const maps = stage.passes.some((one) => one.map);
   const names = [maps ? "Its map" : "The network sees", "Pass", "Its own answer", "Weight", "Cost", "Answer so far"];
   const table = element("table", { class: "passes" },
     element("caption", { class: "hidden" }, title),
@@ -150,10 +150,10 @@ function section(stage, k) {
 
 function row(one) {
   const name = one.view + (one.state ? ` in ${one.state}` : "");
-  const image = element("img", { src: one.picture || one.seen, alt: `${one.size} pixels, ${one.picture ? "map of this pass" : name}` });
+  const image = element("img", { src: one.map || one.seen, alt: `${one.size} pixels, ${one.map ? "map of this pass" : name}` });
   return element("tr", {}, element("td", {}, image), element("th", { scope: "row" }, name, element("span", { class: "soft" }, one.network)),
-    element("td", { class: "own" }, ...said(one)), element("td", {}, percent(one.weight)), element("td", {}, times(one.cost)),
-    element("td", {}, ...said(one.running)));
+    element("td", { class: "own" }, ...answered(one)), element("td", {}, percent(one.weight)), element("td", {}, times(one.cost)),
+    element("td", {}, ...answered(one.running)));
 }
 
 function scores(list) {
