@@ -1,110 +1,113 @@
-"""`unstride fit SPEC --data KIND:PATH --out FILE`: train the learned aggregation on labelled images."""
+"""`unstride fit SPEC --data KIND:PATH --out fitted.toml`: fit numbers of a recipe on labelled images."""
 
-import os
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unstride.cli.options import MOST, AsJson, Data, Limit, Seed, Spec, Split, Weights
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.options import (
+    MOST,
+    AsJson,
+    BatchSize,
+    Data,
+    Device,
+    Seed,
+    Spec,
+    Split,
+    Weights,
+    weights_named,
+)
+from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
 if TYPE_CHECKING:
-    from unstride.data import Dataset
-    from unstride.data.batches import Batches
+    from unstride.recipe.recipe import Recipe
+
+METHODS = "attention (the paper's), gps, gps-shanmugam, augtta, classtta, meantta or maxtta"
 
 
 def register(app: typer.Typer) -> None:
     app.command()(fit)
 
 
-@takes_recipe("budget", "criterion", "aggregate")
+@takes_recipe
 def fit(
     spec: Spec,
     data: Data,
-    asked: Asked,
-    out: Annotated[Path, typer.Option(help="Where to save, e.g. better.safetensors.")],
-    val: Annotated[
-        str | None, typer.Option(help="Images to validate on, KIND:PATH; by default part of --data.")
+    recipe: RecipeOptions,
+    out: Annotated[Path, typer.Option(help="Recipe file to write (.toml or .json), such as fitted.toml.")],
+    method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "attention",
+    schedule: Annotated[
+        str, typer.Option(help="Of the attention: paper (lr 1e-6), or fast (lr 3e-3, for a few hundred images).")
+    ] = "paper",
+    validation: Annotated[
+        str | None,
+        typer.Option(help="Images to validate on, KIND:PATH. Default: a fifth of --data, drawn by the seed."),
     ] = None,
-    val_fraction: Annotated[float, typer.Option(help="That part.")] = 0.2,
-    split: Split = None,
-    limit: Limit = None,
-    weights: Weights = "default",
     budget: Annotated[
-        int, typer.Option(min=2, max=MOST, help="States per image in training; any number may be used later.")
-    ] = 30,
-    epochs: Annotated[int, typer.Option(min=1, max=MOST, help="Passes over the images.")] = 20,
-    lr: Annotated[float, typer.Option(help="Learning rate; the paper's 1e-6 is for ImageNet's 20,000 images.")] = 1e-4,
-    unseen: Annotated[bool, typer.Option(help="The network was not trained on these images.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, max=MOST, help="Images per step.")] = 32,
+        int | None, typer.Option(min=1, max=MOST, help="States per image in training (30); for TTA, in each view.")
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, max=MOST, help="Heads of the attention.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1, max=MOST, help="Default: 5; for augtta and classtta 30.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="Views of TTA: NAME:COUNT, such as expanded:100, or a file.")
+    ] = "standard:30",
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps maps and logits for other seeds.")] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Use this many images, drawn at random by the seed.")] = None,
+    split: Split = None,
+    weights: Weights = "default",
+    device: Device = "auto",
+    batch_size: BatchSize = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train the learned aggregation and save it; the network stays as it is.
+    """Fit the paper's learned aggregation, or learned test-time augmentation, and write a recipe.
 
-    A killed run goes on where it was when started again: its work lies in OUT.partial until it is done. Under
-    torchrun the processes share the work. Exit code 3: done, but some images could not be read; they are named.
+    The network stays as it is. A killed run continues where it was when it is started again: its work lies in
+    OUT.partial until it is done. Under torchrun the processes share the work. Exit code 3: done, but some images could
+    not be read; they are named.
+
+    Use the result: unstride evaluate SPEC --recipe fitted.toml --data ...
     """
-    if limit == 1:
-        raise typer.BadParameter("--limit 1: wanted at least 2, to train on and to validate on")
-    from unstride import data as datasets
-    from unstride import models
-    from unstride.errors import OptionError
-    from unstride.learning.fitting import fit as train
-    from unstride.storage.distributed import world
-    from unstride.storage.files import check_file, check_folder
-    from unstride.storage.locks import exclusive
+    from unstride.learning.fitting import fit as learn
+    from unstride.storage.distributed import launched
 
-    if not 0 < val_fraction < 1:
-        raise OptionError(f"--val-fraction {val_fraction}: wanted a number between 0 and 1")
-    check_folder(out.parent, "--out")
-    if out.parent.is_dir():
-        check_file(out, "--out")
-    loaded = models.load(spec, weights=weights)
-    if loaded.task == "segmentation":
-        raise OptionError(f"{spec} segments; the learned aggregation is for classification")
-    images = datasets.load(data, loaded.preprocess, split, limit, classes=loaded.labels)
-    typer.echo(images.legend, err=True)
-    other = None if val is None else datasets.load(val, loaded.preprocess, classes=loaded.labels)
-    loaders = _loaders(images, other, val_fraction, batch_size)
-    better = asked.enhanced(loaded, next(iter(loaders[0]))[0][:1])
-    if asked.recipe is not None and better.recipe.stages:
-        raise OptionError(
-            f"recipe {asked.recipe} has stages of looks; what is learned belongs to a search: take paper-learned"
-        )
-    work = out.with_name(out.name + ".partial")
-    options: dict[str, Any] = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "budget": budget, "seed": seed}
-    options["familiar"] = not unseen
-    with world() as us, exclusive(work, us.leads):
-        report = train(better, *loaders, **options, cache_dir=work)
-        if us.leads:
-            better.with_options(aggregate="attention", criterion="learned").save(out, loaded.preprocess)
-            shutil.rmtree(work, ignore_errors=True)
-            failed = {name: why for batches in loaders for name, why in batches.errors.items()}
-            told = {"spec": spec, "weights": loaded.weights, "data": data, "out": str(out), "failed": failed}
-            text = f"{report}{' (random weights)' * loaded.untrained}\nsaved {out}"
-            typer.echo(strict_json.dumps({**told, **report.to_json()}) if as_json else text)
-            _end(failed)
+    fitted = learn(
+        spec,
+        data,
+        method=method,
+        schedule=schedule,
+        validation=validation,
+        budget=budget,
+        heads=heads,
+        epochs=epochs,
+        policy=policy,
+        seed=seed,
+        out=out,
+        split=split,
+        limit=limit,
+        cache=cache,
+        weights=weights_named(weights),
+        device=device,
+        batch_size=batch_size,
+        recipe=_recipe(recipe, method),
+    )
+    if not launched().leads:
+        return
+    if as_json:
+        typer.echo(strict_json.dumps({"spec": spec, "data": data, "out": str(out), **fitted.report.to_json()}))
+    else:
+        typer.echo(f"{fitted}\nSaved {out}.")
 
 
-def _end(failed: dict[str, str]) -> None:
-    for why in failed.values():
-        typer.echo(f"unstride: {why}", err=True)
-    if failed and "TORCHELASTIC_RUN_ID" not in os.environ:  # which would take another code for a crash
-        raise typer.Exit(3)
+def _recipe(options: RecipeOptions, method: str) -> "str | Recipe | None":
+    """What is fitted, with the changes of --set; None is the usual of the method."""
+    from unstride.execution.opening import is_file
+    from unstride.recipe.presets import get
 
-
-def _loaders(
-    images: "Dataset", other: "Dataset | None", fraction: float, batch_size: int
-) -> tuple["Batches", "Batches"]:
-    """What to train on and what to validate on: every so many-th image, where no others are given."""
-    from unstride.data.batches import Batches
-
-    if other is not None:
-        return Batches(images, batch_size), Batches(other, batch_size)
-    rows, every = range(len(images)), max(2, round(1 / fraction))
-    mine, held = [i for i in rows if i % every], [i for i in rows if i % every == 0]
-    return Batches(images, batch_size, mine), Batches(images, batch_size, held)
+    if not options.changes:
+        return options.recipe
+    if is_file(options.recipe):
+        raise typer.BadParameter("--set changes recipes by name; change the file, or fit another recipe.")
+    usual = "paper-learned" if method == "attention" else "plain"
+    return get(options.recipe or usual).changed(**options.changes)

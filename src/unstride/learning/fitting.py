@@ -83,7 +83,7 @@ def fit(
             "gps-shanmugam" (three different views), "augtta" (a weight for each view), "classtta" (for each view and
             class), "meantta", "maxtta".
         schedule: of the attention. "paper": AdamW, cosine annealing, lr 1e-6, batches of 32, and, not printed, 5
-            epochs. "fast" is ours: lr 1e-2, for a few hundred images.
+            epochs. "fast" is ours: lr 3e-3, for a few hundred images.
         validation: images to choose the epoch by; by default one fifth of `data`, drawn at random by the seed.
         budget: states of each image in training (30, as the paper); for TTA, states inside each view.
         heads: of the attention.

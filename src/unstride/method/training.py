@@ -41,7 +41,7 @@ class Schedule:
     weight_decay: float = 0.01
 
 
-SCHEDULES = {schedule.name: schedule for schedule in (Schedule("paper", 1e-6), Schedule("fast", 1e-2))}
+SCHEDULES = {schedule.name: schedule for schedule in (Schedule("paper", 1e-6), Schedule("fast", 3e-3))}
 
 
 class TrainingBatch(Protocol):
