@@ -6,31 +6,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
 from unstride.errors import OptionError
-from unstride.recipe.view import CROPS, RULES, SCALES, Op, View, cutout
+from unstride.recipe.view import CROPS, PLAIN, RULES, SCALES, Op, View, cutout
 from unstride.storage import strict_json
 
 _BYTES = 8 << 20  # the largest file that is read: all views of `expanded` take half a megabyte
-
-
-class BudgetPair(NamedTuple):
-    """`BudgetPair(10, 3)`: views (B_tta) and states inside each view (B_ours)."""
-
-    tta: int
-    ours: int
-
-    @property
-    def total(self) -> int:
-        """B_total = B_tta x B_ours."""
-        return self.tta * self.ours
-
-
-PRESETS = tuple(BudgetPair(*pair) for pair in ((10, 3), (10, 10), (10, 15), (15, 2), (15, 5), (15, 10), (1, 30)))
-"""The paper's pairs: learned methods (10, .), `standard` without learning (15, .), the procedure alone (1, 30)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,15 +60,16 @@ class Policy(Sequence[View]):
 def standard(seed: int = 0) -> Policy:
     """Flip (2) x scale (19) x five-crop (5) = 190, by intensity: scale in the table's order, then crop, then flip.
 
-    The first 30 are the original policy of Shanmugam et al. (scales 1.00, 1.04, 1.10).
+    The first 30 are the original policy of Shanmugam et al. (scales 1.00, 1.04, 1.10). The first view is the image.
     """
-    views = [
-        View((Op("FlipLR", flip), Op("Scale", scale), Op("FiveCrop", crop)))
-        for scale in SCALES
-        for crop in CROPS
-        for flip in (False, True)
-    ]
+    views = [_view(flip, scale, crop) for scale in SCALES for crop in CROPS for flip in (False, True)]
     return Policy("standard", tuple(sorted(views, key=lambda view: view.intensity)), seed)
+
+
+def _view(flip: bool, scale: float, crop: str) -> View:
+    """A view of the standard policy, without the ops that do nothing."""
+    ops = [Op("FlipLR")] * flip + [Op("Scale", scale)] * (scale != 1) + [Op("FiveCrop", crop)] * (crop != "Center")
+    return View(tuple(ops)) if ops else PLAIN
 
 
 @lru_cache(maxsize=8)
@@ -102,12 +87,11 @@ def expanded(seed: int = 0) -> Policy:
 
 @lru_cache(maxsize=8)
 def segmentation(seed: int = 0) -> Policy:
-    """Flip (2) x scale (1, 0.75, 1.25, 0.5, 1.5) = 10 views that can be undone; the first 2 are the paper's flip."""
-    views = [
-        View((Op("FlipLR", flip), Op("Scale", scale)))
-        for scale in (1.0, 0.75, 1.25, 0.5, 1.5)
-        for flip in (False, True)
-    ]
+    """Size (1, 0.75, 1.25, 0.5, 1.5) x flip (2) = 10 views that can be undone; the first 2 are the paper's flip."""
+    views = []
+    for size in (1.0, 0.75, 1.25, 0.5, 1.5):
+        scaled = () if size == 1 else (Op("Size", size),)
+        views += [View(scaled or PLAIN.ops), View((Op("FlipLR"), *scaled))]
     return Policy("segmentation", tuple(views), seed)
 
 
