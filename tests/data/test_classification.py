@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torchvision import datasets as tv
 
+from unstride import enhance
 from unstride.data import KINDS, load
 from unstride.errors import DataError, OptionError, SpecError
 from unstride.views.images import Preprocess
@@ -380,3 +381,37 @@ def test_a_path_without_its_kind_is_asked_back_with_one(tmp_path, monkeypatch):
     for name in ("", "notes.txt", "x" * 5000, "a\0b"):
         with pytest.raises(SpecError, match=r"is not understood; wanted one of .*(PATH|sample-segmentation)$"):
             load(name, SMALL)
+
+
+def test_columns_of_a_table_say_which_images_belong_together(tmp_path):
+    for name in "abcd":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    table = tmp_path / "t.csv"
+    table.write_text("path,Site,label,group\na.png,north,0,p1\nb.png,south,1,p1\nc.png,north,1,p2\nd.png,,0,p2\n")
+    data = load(f"csv:{table}", Preprocess(8, 8), classes=2)
+    assert data.groups == ("p1", "p1", "p2", "p2")
+    assert data.column("site") == ("north", "south", "north", "")
+    assert load(f"csv:{table}", Preprocess(8, 8), classes=2, limit=2).groups == ("p1", "p2")
+    with pytest.raises(DataError, match=r"no column 'patient'; there are site, group"):
+        data.column("patient")
+    table.write_text("path,label\na.png,0\n")
+    assert load(f"csv:{table}", Preprocess(8, 8), classes=2).groups == ()
+    for text, message in (("path,label,group\na.png,0,\n", "no group"), ("path,label,group\na.png,0\n", "2 cells")):
+        table.write_text(text)
+        with pytest.raises(DataError, match=message):
+            load(f"csv:{table}", Preprocess(8, 8), classes=2)
+
+
+@pytest.mark.parametrize("top", [255, 65535])
+def test_deep_images_of_data_are_those_that_better_takes(tmp_path, top):
+    """16 bits are scaled to 8, not clipped, wherever an image comes from."""
+    values = np.rint(np.linspace(0, top, 64)).reshape(8, 8).astype(np.uint16 if top > 255 else np.uint8)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    (tmp_path / "t.csv").write_text("a.png,0\n")
+    preprocess = Preprocess(None, None, (0.0,) * 3, (1.0,) * 3)
+    x, _ = load(f"csv:{tmp_path / 't.csv'}", preprocess, classes=2).tensors(0)
+    np.testing.assert_allclose(x[0].numpy(), np.linspace(0, 1, 64).reshape(8, 8), atol=0.51 / 255 + 1e-6)
+    model = torch.nn.Flatten(1)
+    better = enhance(model, recipe="plain", preprocess=preprocess, task="embedding")
+    with Image.open(tmp_path / "a.png") as image:
+        torch.testing.assert_close(better([image])[0], x.flatten())

@@ -207,3 +207,25 @@ def test_the_fingerprint_sees_the_masks(tmp_path):
     before = load(f"masks:{tmp_path}", WHOLE).fingerprint()
     mask(tmp_path / "masks/a.png", spread(1, 0))
     assert load(f"masks:{tmp_path}", WHOLE).fingerprint() != before
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "webp"])
+def test_masks_of_lossy_formats_are_refused(tmp_path, suffix):
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "a.png")
+    labels = np.arange(256, dtype=np.uint8).reshape(16, 16) % 3
+    Image.fromarray(labels).save(tmp_path / "masks" / f"a.{suffix}")
+    data = load(f"masks:{tmp_path}", Preprocess(None, None), classes=3)
+    with pytest.raises(DataError, match="wanted a PNG"):
+        data.tensors(0)
+
+
+def test_values_outside_the_classes_are_refused(tmp_path):
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "images" / "a.png")
+    Image.fromarray(np.array([[0, 1], [2, 255]], np.uint8)).save(tmp_path / "masks" / "a.png")
+    assert load(f"masks:{tmp_path}", Preprocess(None, None), classes=3).tensors(0)[1].tolist() == [[0, 1], [2, 255]]
+    with pytest.raises(DataError, match=r"label values \[2\]; known are 0-1, 255"):
+        load(f"masks:{tmp_path}", Preprocess(None, None), classes=2).tensors(0)

@@ -178,3 +178,16 @@ def test_pairs_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "pairs.csv").write_text(text)
     with pytest.raises(DataError, match=words):
         data.load(f"pairs:{tmp_path / 'pairs.csv'}", WHOLE)
+
+
+def test_an_image_has_one_row_of_targets_and_may_have_a_group(tmp_path):
+    for name in "ab":
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{name}.png")
+    table = tmp_path / "t.csv"
+    for kind in ("labels", "values"):
+        table.write_text("path,x,group\na.png,0,p\nb.png,1,q\n")
+        found = data.load(f"{kind}:{table}", Preprocess(None, None))
+        assert found.groups == ("p", "q") and found.tensors(1)[1].tolist() == [1.0]
+        table.write_text("path,x\na.png,0\n./a.png,1\n")
+        with pytest.raises(DataError, match=r"row 3: \./a\.png is in row 2, too"):
+            data.load(f"{kind}:{table}", Preprocess(None, None))

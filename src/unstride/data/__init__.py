@@ -10,7 +10,8 @@ The name is KIND:PATH:
     cifar10      torchvision's own files, also cifar100
     folder       a folder per class: its name is the model's name of it; of a model without names, in sorted order as
                  torchvision's ImageFolder
-    csv          lines of path,label; paths are relative to the file, labels are the model's names or class numbers
+    csv          lines of path,label; paths are relative to the file, labels are the model's names or class numbers;
+                 with a first row of titles, more columns: `group`, or any other that says which images belong together
     npz          arrays x, uint8 (N, H, W, 3) or (N, H, W), and y (N,)
     hf           saved by datasets' save_to_disk
     cityscapes   leftImg8bit/ and gtFine/
@@ -79,6 +80,19 @@ class Dataset:
         """The same for another task that its labels say enough for: of one class, an embedding can be judged."""
         return replace(self, task=task) if (self.task, task) == ("classification", "embedding") else self  # type: ignore[arg-type]
 
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Of each image, which group it belongs to, from the column `group` of a table; () without one."""
+        return self.column("group") if "group" in self.listing.columns else ()
+
+    def column(self, title: str) -> tuple[str, ...]:
+        """What a column of the table says of each image: `data.column("patient")`."""
+        columns = self.listing.columns
+        if title not in columns:
+            there = f"there are {', '.join(columns)}" if columns else "a csv: file with a first row of titles has some"
+            raise DataError(f"{self.name}: there is no column {title!r}; {there}")
+        return tuple(columns[title][index] for index in self.chosen)
+
     def __len__(self) -> int:
         return len(self.chosen)
 
@@ -117,7 +131,7 @@ class Dataset:
 
 
 def check_limit(limit: int | None) -> None:
-    """How many images somebody wants at most."""
+    """Refuse a limit that is no positive number of images."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise OptionError(f"limit is {limit!r}; wanted a positive number of images")
 

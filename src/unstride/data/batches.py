@@ -24,7 +24,7 @@ NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them 
     "regression": (2, "finite numbers (B, K), or (B,)"),
     "dense": (3, "a map (B, H, W) of finite numbers, NaN where nothing is known"),
 }
-_KEPT = 8  # batches: readers that run ahead of each other are never so far apart
+_CACHED = 8  # batches: readers that run ahead of each other are never so far apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Batches:
         prepare = self.preprocess or self.data.preprocess
         images: list[Tensor] = []
         labels: list[int] = []
-        found = False
+        any_read = False
         for index in self._indices():
             item = self.data[index]
             try:
@@ -64,12 +64,12 @@ class Batches:
             if images and (len(images) >= most or image.shape != images[0].shape):
                 yield torch.stack(images), torch.tensor(labels)
                 images, labels = [], []
-            found = True
+            any_read = True
             images.append(image)
-            labels.append(target if isinstance(target, int) else 0)  # of a mask nobody asks
+            labels.append(target if isinstance(target, int) else 0)  # a mask has no class
         if images:
             yield torch.stack(images), torch.tensor(labels)
-        if not found:
+        if not any_read:
             first = next(iter(self.errors.values()), "it is empty")
             raise DataError(f"{self.data.name}: none of {len(self._indices())} images can be read; the first: {first}")
 
@@ -89,8 +89,8 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
         count = len(images)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"{what}: got a batch that is {_told(batch)}, wanted (images, labels), labels as numbers, or a dict with "
-            f"pixel_values and labels{'; for one batch give [(images, labels)]' if isinstance(batch, Tensor) else ''}"
+            f"{what}: got a batch that is {_described(batch)}, wanted (images, labels), labels as numbers, or a dict "
+            f"with pixel_values and labels{'; for one batch give [(images, labels)]' if isinstance(batch, Tensor) else ''}"
         ) from error
     pixels = getattr(images, "pixels", images)  # of a canvas
     if isinstance(pixels, Tensor) and not pixels.is_floating_point():
@@ -104,14 +104,16 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
     return images, labels
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     """What came, in words: a dict by its keys, a pair by its parts."""
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(str, value))}"
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)}"
     if isinstance(value, list | tuple) and value:
-        inside = [_told(v) for v in value[:2]] if isinstance(value[0], Tensor) else [type(value[0]).__name__, "..."]
+        inside = (
+            [_described(v) for v in value[:2]] if isinstance(value[0], Tensor) else [type(value[0]).__name__, "..."]
+        )
         return f"({', '.join(inside)})"
     return f"of type {type(value).__name__}"
 
@@ -152,7 +154,7 @@ class FromBatches:
     def __init__(self, loader: Iterable[Any], task: str | None = None) -> None:
         reusable(loader, "data")
         self.loader = loader
-        self._asked = task if task in NUMBERS else None
+        self._fixed_task = task if task in NUMBERS else None
         self.legend = legend(task)
         self.ends: list[int] = []  # images up to and with each batch
         self._labels: list[int] = []  # where an image has one
@@ -161,20 +163,20 @@ class FromBatches:
         self.task = "classification"
         for images, labels in self._batches():
             self.ends.append(len(images) + (self.ends[-1] if self.ends else 0))
-            self.task = self._asked or ("segmentation" if labels.ndim == 3 else "classification")
-            self._labels += labels.tolist() if labels.ndim == 1 and self._asked is None else []
+            self.task = self._fixed_task or ("segmentation" if labels.ndim == 3 else "classification")
+            self._labels += labels.tolist() if labels.ndim == 1 and self._fixed_task is None else []
             self.masks += [mask.unique() for mask in labels] if self.task == "segmentation" else []
             self._keys += [digest({"x": x, "y": y})[:32] for x, y in zip(images, labels, strict=True)]
         if not self.ends or not self.ends[-1]:
             raise DataError("data: the batches hold no image")
         self._lock = threading.Lock()  # readers ahead of the network ask from several threads
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self._rest = enumerate(self._batches())
+        self._cached: dict[int, tuple[Tensor, Tensor]] = {}
+        self._remaining = enumerate(self._batches())
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.loader:
-            images, labels = unpacked(batch, "data", self._asked)
-            several = self._asked not in NUMBERS and labels.ndim == 2 and labels.shape[1] > 1
+            images, labels = unpacked(batch, "data", self._fixed_task)
+            several = self._fixed_task not in NUMBERS and labels.ndim == 2 and labels.shape[1] > 1
             if several and getattr(images, "ndim", 0) > 3:  # of signals (B, C, L) it is a mask
                 raise InputError(
                     f"data: labels {tuple(labels.shape)} for {len(images)} images; wanted an integer each, or a mask. "
@@ -199,12 +201,12 @@ class FromBatches:
         """(C, H, W), and a class, a mask or map (H, W), or labels or numbers (K,)."""
         number = bisect_right(self.ends, index)
         with self._lock:
-            if number not in self._kept and min(self._kept, default=0) > number:
-                self._kept, self._rest = {}, enumerate(self._batches())  # it was left behind: begin again
-            while number not in self._kept:
-                at, batch = next(self._rest)
-                self._kept = {k: v for k, v in self._kept.items() if k > at - _KEPT} | {at: batch}
-            images, labels = self._kept[number]
+            if number not in self._cached and min(self._cached, default=0) > number:
+                self._cached, self._remaining = {}, enumerate(self._batches())  # it was left behind: begin again
+            while number not in self._cached:
+                at, batch = next(self._remaining)
+                self._cached = {k: v for k, v in self._cached.items() if k > at - _CACHED} | {at: batch}
+            images, labels = self._cached[number]
         row = index - (self.ends[number - 1] if number else 0)
         return images[row], int(labels[row]) if labels.ndim == 1 else labels[row]
 

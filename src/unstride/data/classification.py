@@ -44,8 +44,8 @@ def _images_below(root: Path) -> list[str]:
 def _folders(root: Path) -> list[str]:
     """Those in it, but not a link back to where it lies."""
     here = Path(os.path.realpath(root))
-    found = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    return sorted(e.name for e in found if not (e.is_symlink() and here.is_relative_to(os.path.realpath(e))))
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return sorted(e.name for e in folders if not (e.is_symlink() and here.is_relative_to(os.path.realpath(e))))
 
 
 def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
@@ -76,10 +76,10 @@ def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
     index = {wnid: i for i, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
     root = path / split if (path / split).is_dir() else folder(path, f"wanted a folder that holds {split}/")
     wnids = [name for name in _folders(root) if re.fullmatch(r"n\d{8}", name)]
-    strangers = [wnid for wnid in wnids if wnid not in index]
-    if strangers:
+    unknown = [wnid for wnid in wnids if wnid not in index]
+    if unknown:
         raise DataError(
-            f"{root / strangers[0]}: not one of the 1000 classes of ImageNet; use folder:PATH for other classes"
+            f"{root / unknown[0]}: not one of the 1000 classes of ImageNet; use folder:PATH for other classes"
         )
     if wnids:
         # By wnid and not by position: a part of ImageNet keeps the labels of the whole.
@@ -176,6 +176,7 @@ def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    titles = [title.lower() for title in rows[0][1]] if rows else []
     column, rows = _label_column(path, rows)
     named: list[tuple[str, str]] = []
     written: dict[str, str] = {}
@@ -193,7 +194,25 @@ def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
     words = sorted(written)
     place = {word: k for k, word in enumerate(words)}
     entries = [(file, place[label]) for file, label in named]
-    return Listing(entries, partial(file_item, path.parent), tuple(words), written=written)
+    columns = _other_columns(path, titles, column, rows) if len(titles) > 2 else {}
+    return Listing(entries, partial(file_item, path.parent), tuple(words), written=written, columns=columns)
+
+
+def _other_columns(
+    path: Path, titles: list[str], label: int, rows: list[tuple[int, list[str]]]
+) -> dict[str, tuple[str, ...]]:
+    """The columns beside path and label, by title."""
+    for line, row in rows:
+        if len(row) != len(titles):
+            raise DataError(f"{path}, row {line}: {len(row)} cells; wanted {len(titles)}, as the titles")
+    others = [k for k in range(1, len(titles)) if k != label]
+    columns = {titles[k]: tuple(row[k] for _, row in rows) for k in others}
+    if len(columns) < len(others):
+        raise DataError(f"{path}: a title is there twice: {', '.join(titles)}")
+    for line, row in rows:
+        if "group" in columns and not row[titles.index("group")]:
+            raise DataError(f"{path}, row {line}: no group; wanted one for each image, or no column called group")
+    return columns
 
 
 def _label_column(path: Path, rows: list[tuple[int, list[str]]]) -> tuple[int, list[tuple[int, list[str]]]]:
@@ -205,10 +224,10 @@ def _label_column(path: Path, rows: list[tuple[int, list[str]]]) -> tuple[int, l
     if len(first) > 2 and not titled:
         raise DataError(f"{path}, row {line}: {len(first)} columns; wanted path,label, or a first row that names them")
     if len(first) > 2:
-        found = [k for k, title in enumerate(first) if title.lower() in _LABELS]
-        if len(found) != 1:
+        columns = [k for k, title in enumerate(first) if title.lower() in _LABELS]
+        if len(columns) != 1:
             raise DataError(f"{path}: columns {', '.join(first)}; wanted one that is called {' or '.join(_LABELS)}")
-        return found[0], rows[1:]
+        return columns[0], rows[1:]
     return 1, rows[1:] if titled else rows
 
 

@@ -47,9 +47,10 @@ class Item:
 class Listing:
     """What a kind of data set says: names and labels, and how to make an Item of one entry.
 
-    written   where each class was written, if by somebody and not by the data set's makers; then its number means
+    written   where each class is written, if by a user and not by the data set's makers; then its number means
               nothing but the order of the text, and `labels.match` finds the model's
     meaning   class of the model by label, once it is matched
+    columns   what a table says of each entry beside its label, by title, such as a patient
     """
 
     entries: Sequence[Any]
@@ -59,6 +60,7 @@ class Listing:
     written: Mapping[str, str] = field(default_factory=dict)
     folders: bool = False  # written as the names of folders
     meaning: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def item(self, index: int) -> Item:
         return self.make(self.entries[index])
@@ -119,22 +121,22 @@ def stamp(*arrays: Array) -> str:
 
 def paired(images: Path, targets: Path, wanted: Callable[[Path], bool]) -> list[tuple[Path, Path]]:
     """Each image of a folder with its file of another, matched by name; `wanted`: what is a target there."""
-    image_files, found = _by_stem(images, is_image_name), _by_stem(targets, wanted)
-    for stem in sorted(image_files.keys() ^ found.keys()):
-        missing, there = (targets, image_files[stem]) if stem in image_files else (images, found[stem])
+    image_files, target_files = _by_stem(images, is_image_name), _by_stem(targets, wanted)
+    for stem in sorted(image_files.keys() ^ target_files.keys()):
+        missing, there = (targets, image_files[stem]) if stem in image_files else (images, target_files[stem])
         raise DataError(f"{missing / stem}.*: no such file, but there is {there}")
-    return [(image_files[stem], found[stem]) for stem in sorted(image_files)]
+    return [(image_files[stem], target_files[stem]) for stem in sorted(image_files)]
 
 
 def _by_stem(root: Path, wanted: Callable[[Path], bool]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(filter(wanted, root.iterdir())):
-        if path.stem in found:
+        if path.stem in files:
             raise DataError(
-                f"{path}: there is {found[path.stem].name}, too; images and their targets are matched by name"
+                f"{path}: there is {files[path.stem].name}, too; images and their targets are matched by name"
             )
-        found[path.stem] = path
-    return found
+        files[path.stem] = path
+    return files
 
 
 def check_labels(names: Sequence[str], labels: Sequence[int], classes: int | None) -> None:
@@ -152,7 +154,7 @@ def check_classes(name: str | Path, count: int, classes: int | None) -> None:
 
 
 def choose(split: str | None, known: Sequence[str], kind: str) -> str:
-    """The split asked for, or the first."""
+    """The split that was named, or the first."""
     if split is not None and split not in known:
         raise OptionError(f"{kind} has no split {split!r}; choose from {', '.join(known)}")
     return known[0] if split is None else split
@@ -160,7 +162,7 @@ def choose(split: str | None, known: Sequence[str], kind: str) -> str:
 
 def no_split(split: str | None, kind: str) -> None:
     if split is not None:
-        raise OptionError(f"{kind} has no splits, but {split!r} was asked for; leave it out")
+        raise OptionError(f"{kind} has no splits, but got {split!r}; leave it out")
 
 
 def folder(path: Path, hint: str) -> Path:

@@ -35,16 +35,18 @@ class Classes:
     names: tuple[str, ...] = ()
 
     @staticmethod
-    def of(given: int | Sequence[str] | None) -> Classes:
+    def of(classes: int | Sequence[str] | None) -> Classes:
         """`Classes.of(1000)`, `Classes.of(("cat", "dog"))`."""
-        if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 1):
-            return Classes(given)
-        named = isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(n, str) for n in given)
-        if isinstance(given, int) or not named or not given:
+        if classes is None or (isinstance(classes, int) and not isinstance(classes, bool) and classes >= 1):
+            return Classes(classes)
+        named = (
+            isinstance(classes, Sequence) and not isinstance(classes, str) and all(isinstance(n, str) for n in classes)
+        )
+        if isinstance(classes, int) or not named or not classes:
             raise OptionError(
-                f"classes is {given!r}; wanted the model's number of classes, or their names in its order"
+                f"classes is {classes!r}; wanted the model's number of classes, or their names in its order"
             )
-        return Classes(len(given), tuple(given))
+        return Classes(len(classes), tuple(classes))
 
     def find(self, word: str) -> int | None:
         """The class of that name; case and the kind of space do not count. None: no class, or more than one."""
@@ -55,11 +57,11 @@ class Classes:
 
     @cached_property
     def _table(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        table: dict[str, int] = {}
         for key in (_plain, str):  # exact names last: they win
             times = Counter(map(key, self.names))
-            found |= {key(name): i for i, name in enumerate(self.names) if times[key(name)] == 1}
-        return found
+            table |= {key(name): i for i, name in enumerate(self.names) if times[key(name)] == 1}
+        return table
 
     @cached_property
     def _wnids(self) -> dict[str, int]:
@@ -77,11 +79,11 @@ def match(name: str, listing: Listing, classes: Classes) -> Listing:
     if not own:  # numbers, checked where they were read
         meaning = {str(k): k for k in range(len(classes.names))}
         return replace(listing, classes=classes.names, meaning=meaning)
-    how, found = (_written if listing.written else _numbered)(name, listing, classes)
+    how, numbers = (_written if listing.written else _numbered)(name, listing, classes)
     if how == "order":
         return listing
-    make = partial(_relabelled, listing.make, tuple(found[word] for word in own))
-    return replace(listing, make=make, classes=classes.names, meaning=found)
+    make = partial(_relabelled, listing.make, tuple(numbers[word] for word in own))
+    return replace(listing, make=make, classes=classes.names, meaning=numbers)
 
 
 def legend(listing: Listing) -> str:
@@ -98,18 +100,18 @@ def legend(listing: Listing) -> str:
     return f"labels: {', '.join(mapping)}{more}"
 
 
-Found = tuple[str, dict[str, int]]  # how the labels were matched (name, number or order), and the class of each
+Matched = tuple[str, dict[str, int]]  # how the labels were matched (name, number or order), and the class of each
 
 
-def _written(name: str, listing: Listing, classes: Classes) -> Found:
-    """Labels that somebody wrote: words of a CSV, names of folders. All of them are names, or all of them are numbers;
+def _written(name: str, listing: Listing, classes: Classes) -> Matched:
+    """Labels that a user wrote: words of a CSV, names of folders. All of them are names, or all of them are numbers;
     without names to hold them against they count in the order of their text, as torchvision's ImageFolder has it.
     """
     words = listing.classes
-    found = {word: classes.find(word) for word in words}
-    strangers = [word for word, k in found.items() if k is None]
-    if not strangers:
-        return "name", {word: k for word, k in found.items() if k is not None}
+    numbers = {word: classes.find(word) for word in words}
+    unknown = [word for word, k in numbers.items() if k is None]
+    if not unknown:
+        return "name", {word: k for word, k in numbers.items() if k is not None}
     whole = {word: int(float(word)) for word in words if _WHOLE.fullmatch(word)}
     in_order = {word: k for k, word in enumerate(words)}
     if len(whole) == len(words):
@@ -118,7 +120,7 @@ def _written(name: str, listing: Listing, classes: Classes) -> Found:
         word = min((w for w in words if w not in whole), key=lambda w: len(w))
         raise DataError(f"{listing.written[word]}: its label is {word!r}, where others are numbers; wanted one kind")
     if classes.names:
-        word = strangers[0]
+        word = unknown[0]
         raise DataError(
             f"{listing.written[word]}: {word!r} is not one of the model's {len(classes.names):,} classes"
             f"{_several(word, classes)}{close_to(word, classes.names)}"
@@ -129,7 +131,7 @@ def _written(name: str, listing: Listing, classes: Classes) -> Found:
 
 def _by_number(
     name: str, listing: Listing, classes: Classes, whole: Mapping[str, int], in_order: dict[str, int]
-) -> Found:
+) -> Matched:
     """Whole numbers. Of folders it may be the number that counts, or the place in the order of their text."""
     if not listing.folders:
         check_labels([listing.written[word] for word in whole], list(whole.values()), classes.count)
@@ -149,19 +151,19 @@ def _by_number(
     return "number" if other or classes.names else "order", dict(whole)
 
 
-def _numbered(name: str, listing: Listing, classes: Classes) -> Found:
+def _numbered(name: str, listing: Listing, classes: Classes) -> Matched:
     """A data set with an order of its own. It is the model's, unless names say that the model has another."""
     own = listing.classes
     in_order = {word: k for k, word in enumerate(own)}
     once = [word for word, times in Counter(own).items() if times == 1]
-    found = {word: k for word in once if (k := classes.find(word)) is not None}
-    if classes.names and len(found) == len(own):
-        return "name", found
-    moved = [word for word, k in found.items() if k != in_order[word]]
-    if 2 * len(moved) > len(found):
-        word, missing = moved[0], next(w for w in own if w not in found)
+    numbers = {word: k for word in once if (k := classes.find(word)) is not None}
+    if classes.names and len(numbers) == len(own):
+        return "name", numbers
+    moved = [word for word, k in numbers.items() if k != in_order[word]]
+    if 2 * len(moved) > len(numbers):
+        word, missing = moved[0], next(w for w in own if w not in numbers)
         raise DataError(
-            f"{name}: its class {in_order[word]} is {word!r}, which is the model's class {found[word]}, "
+            f"{name}: its class {in_order[word]} is {word!r}, which is the model's class {numbers[word]}, "
             f"but {missing!r} is no class of the model; the labels cannot be matched"
         )
     check_classes(name, len(own), classes.count)

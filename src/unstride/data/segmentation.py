@@ -87,10 +87,10 @@ def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:
     entries = []
     for image in sorted(images.glob("*/*_leftImg8bit.png")):
         stem = f"gtFine/{split}/{image.parent.name}/{image.name.removesuffix('_leftImg8bit.png')}_gtFine_"
-        found = [stem + kind for kind in ("labelTrainIds.png", "labelIds.png") if (path / (stem + kind)).is_file()]
-        if not found:
+        masks = [stem + kind for kind in ("labelTrainIds.png", "labelIds.png") if (path / (stem + kind)).is_file()]
+        if not masks:
             raise DataError(f"{path / stem}labelIds.png: no such file, but there is its image {image.name}")
-        entries.append((image.relative_to(path).as_posix(), found[0]))
+        entries.append((image.relative_to(path).as_posix(), masks[0]))
     own = {label: label for label in range(len(CITYSCAPES))}
     ids = dict.fromkeys(range(34), IGNORE) | {value: label for label, value in enumerate(_CITYSCAPES_IDS)}
     tables = {"labelTrainIds.png": _table({**own, 255: IGNORE}), "labelIds.png": _table({**ids, 255: IGNORE})}
@@ -138,7 +138,7 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
     if void is not None and not 0 <= void <= 255:
         raise OptionError(f"ignore is {void}; wanted a value of a mask's pixels, 0 to 255")
     if len(names) > IGNORE:
-        raise DataError(f"{path / 'classes.txt'}: {len(names)} names; masks tell at most {IGNORE} classes apart")
+        raise DataError(f"{path / 'classes.txt'}: {len(names)} names; masks have at most {IGNORE} classes")
     count = len(names) or min(classes or IGNORE, IGNORE)
     meaning = {value: value for value in range(count)} | {255: IGNORE} | ({void: IGNORE} if void is not None else {})
     entries = [(f"images/{image.name}", f"masks/{mask.name}") for image, mask in pairs]

@@ -91,6 +91,18 @@ def _table(path: Path, split: str | None, kind: str, wanted: str) -> tuple[list[
     return rows[0][1:], [(row[0], row[1:]) for row in rows[1:]]
 
 
+def _without_groups(
+    titles: list[str], rows: list[tuple[str, list[str]]]
+) -> tuple[list[str], list[tuple[str, list[str]]], dict[str, tuple[str, ...]]]:
+    """Titles and rows without a column called group, and that column."""
+    places = [k for k, title in enumerate(titles) if title.lower() == "group"]
+    if not places:
+        return titles, rows, {}
+    group = tuple(cells[places[0]] for _, cells in rows)
+    others = [k for k in range(len(titles)) if k not in places]
+    return [titles[k] for k in others], [(file, [cells[k] for k in others]) for file, cells in rows], {"group": group}
+
+
 def _vectors(path: Path, rows: Sequence[tuple[str, list[str]]], check: Callable[[float], bool], wanted: str) -> Listing:
     """Rows of numbers -> items with a vector each."""
     entries: list[tuple[str, tuple[float, ...]]] = []
@@ -116,16 +128,18 @@ def _vector_item(root: Path, entry: tuple[str, tuple[float, ...] | tuple[int, ..
 
 def _labels(path: Path, split: str | None, classes: int | None) -> Listing:
     """A CSV whose first row is path and the labels' names; then 1 where an image has a label, 0 where not."""
-    names, rows = _table(path, split, "labels", "path,NAME,NAME,... with 0 or 1 below each name")
+    titles, all_rows = _table(path, split, "labels", "path,NAME,NAME,... with 0 or 1 below each name")
+    names, rows, columns = _without_groups(titles, all_rows)
     if len(set(names)) < len(names):
         raise DataError(f"{path}: a label is named twice: {', '.join(names)}")
-    return replace(_vectors(path, rows, lambda v: v in (0.0, 1.0), "0 or 1 for each label"), classes=tuple(names))
+    listing = _vectors(path, rows, lambda v: v in (0.0, 1.0), "0 or 1 for each label")
+    return replace(listing, classes=tuple(names), columns=columns)
 
 
 def _values(path: Path, split: str | None, classes: int | None) -> Listing:
     """A CSV whose first row is path and a title for each number of the model's output."""
-    _, rows = _table(path, split, "values", "path,TITLE,... with a number below each title")
-    return _vectors(path, rows, np.isfinite, "finite numbers")
+    _, rows, columns = _without_groups(*_table(path, split, "values", "path,TITLE,... with a number below each title"))
+    return replace(_vectors(path, rows, np.isfinite, "finite numbers"), columns=columns)
 
 
 def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
