@@ -88,9 +88,10 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
         images, labels = pair[0], torch.as_tensor(pair[1])
         count = len(images)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        hint = "; for one batch give [(images, labels)]" if isinstance(batch, Tensor) else ""
         raise InputError(
             f"{what}: got a batch that is {_described(batch)}, wanted (images, labels), labels as numbers, or a dict "
-            f"with pixel_values and labels{'; for one batch give [(images, labels)]' if isinstance(batch, Tensor) else ''}"
+            f"with pixel_values and labels{hint}"
         ) from error
     pixels = getattr(images, "pixels", images)  # of a canvas
     if isinstance(pixels, Tensor) and not pixels.is_floating_point():
