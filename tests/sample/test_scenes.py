@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks.scenes import compose_scenes, silhouette
 from unstride.errors import InputError, OptionError
-from unstride.sample import classification_sample, compose_scenes
-from unstride.sample.scenes import silhouette
+from unstride.sample import classification_sample
 
 
 @pytest.fixture(scope="module")

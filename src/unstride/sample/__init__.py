@@ -1,4 +1,4 @@
-"""The embedded networks, three small trained ones, and labelled test images, so that unstride can be tried offline.
+"""Small trained networks and labelled test images in the package, so that unstride can be tried offline.
 
     model = load_classifier()
     images, labels = classification_sample(100)
@@ -48,7 +48,7 @@ def load_classifier() -> Classifier:
 
 
 def load_large_classifier() -> LargeClassifier:
-    """The second classifier of the same images, trained, in eval mode: 5.7 times the cost of the first."""
+    """A larger classifier of the same images, trained, in eval mode: more accurate, and several times the cost."""
     return _loaded(LargeClassifier(), LARGE_CLASSIFIER_FILE)
 
 
@@ -70,7 +70,7 @@ def preprocess_segmentation(scenes: Bytes) -> Tensor:
 
 def _unit(images: Bytes) -> Tensor:
     if images.ndim != 3 or images.dtype != np.uint8:
-        raise InputError(f"gray images are uint8 (N, H, W), not {images.dtype} {images.shape}")
+        raise InputError(f"images: got {images.dtype} {images.shape}, expected gray images, uint8 (N, H, W).")
     return torch.tensor(images).float().unsqueeze(1) / 255
 
 
@@ -80,6 +80,6 @@ def _loaded(model: _Net, name: str) -> _Net:
         model.load_state_dict(load(file.read_bytes()))  # stored in half precision where that is enough
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ArtefactError(
-            f"the embedded network {name} is missing or damaged ({error}); reinstall unstride"
+            f"the embedded network {name} is missing or damaged ({error}). Install unstride again."
         ) from error
     return model.eval()

@@ -39,11 +39,11 @@ def segmentation_sample(limit: int | None = None) -> tuple[Bytes, Bytes]:
 
 def _embedded(name: str, limit: int | None) -> tuple[Bytes, Bytes]:
     if limit is not None and limit < 1:
-        raise OptionError(f"limit is {limit}; it must be a positive number of images, or None for all of them")
+        raise OptionError(f"limit: got {limit}, expected a positive number of images, or None for all of them.")
     file = resources.files("unstride.sample").joinpath("files", name)
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             images, labels = arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"the embedded sample {name} is missing or damaged ({error}); reinstall unstride") from error
+        raise DataError(f"the embedded file {name} is missing or damaged ({error}). Install unstride again.") from error
     return images[:limit], labels[:limit]

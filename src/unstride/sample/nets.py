@@ -51,7 +51,7 @@ class Classifier(nn.Module):
 
 
 class LargeClassifier(nn.Module):
-    """(B, 1, 64, 64) -> (B, 10): twice as wide as `Classifier`, two blocks in each strided stage, 5.7 times its MACs."""
+    """(B, 1, 64, 64) -> (B, 10): wider than `Classifier`, and with two blocks in each strided stage."""
 
     def __init__(self, classes: int = 10, widths: tuple[int, ...] = (32, 64, 128, 160)) -> None:
         super().__init__()
