@@ -92,17 +92,18 @@ def test_command_lines_are_understood(page: str) -> None:
     """Commands and options exist, and what must be given is given; nothing is run."""
     from unstride.cli import app
 
-    group = typer.main.get_command(app)
     for line in commands(page):
         words = shlex.split(line, comments=True)
-        words = words[words.index("unstride") + 1 :]
-        command = group
-        with command.make_context("unstride", [*words], resilient_parsing=True):
-            while hasattr(command, "commands"):
-                name = words.pop(0)
-                assert name in command.commands, f"{page}: {line}"
-                command = command.commands[name]
-            command.make_context(command.name, words)  # raises on an unknown or missing option
+        understood(app, words[words.index("unstride") + 1 :], f"{page}: {line}")
+
+
+def understood(app: typer.Typer, words: list[str], where: str) -> None:
+    """A command line parses: the command and its options exist, and what must be given is given."""
+    group = typer.main.get_command(app)
+    with group.make_context("unstride", [], resilient_parsing=True) as context:
+        command = group.get_command(context, words[0])
+        assert command is not None, where
+        command.make_context(words[0], words[1:])  # raises on an unknown or missing option
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -136,12 +137,10 @@ def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             exec(compile(block, "README.md", "exec"), names)
     finally:
         torch.set_num_threads(threads)
-    group = typer.main.get_command(app)
     lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match(r"unstride \w", line)]
     assert len(lines) >= 5
     for line in lines:
-        _, name, *words = shlex.split(line, comments=True)
-        group.commands[name].make_context(name, words)  # type: ignore[attr-defined]
+        understood(app, shlex.split(line, comments=True)[1:], line)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"(?:^|`)make (\w+)", text, re.MULTILINE):
         assert f"\n{target}:" in makefile, target
