@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError, TaskAssumed
-from unstride.execution.calibrate import Calibration, calibrate, matched_stages, open_run
+from unstride.execution.calibrate import Calibration, batches, calibrate, matched_stages, open_run
 from unstride.execution.captures import check_execution, sized
 from unstride.execution.executors import Network, cropped_output
 from unstride.execution.opening import check_networks, is_file, open_recipe, write_fitted
@@ -37,7 +37,7 @@ from unstride.recipe.view import PLAIN
 from unstride.storage.fingerprint import fingerprint
 from unstride.tasks.tasks import TASKS
 from unstride.views.images import Preprocess, check_preprocess
-from unstride.views.source import Canvas, Source, as_source, autocast, batches, check_images
+from unstride.views.source import Canvas, Source, as_source, autocast, check_images
 
 MOST_NETWORKS = 5
 

@@ -53,7 +53,7 @@ class TaskAssumed(UnstrideWarning):
         self.assumption = assumption
 
 
-class NotProved(UnstrideWarning):
+class Inconclusive(UnstrideWarning):
     """A recipe that is used, though its own file says that no gain was shown."""
 
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md tells the truth: its rooms are those of the tree and of import-linter, and what it names is there."""
+"""ARCHITECTURE.md and CONTRIBUTING.md match the tree: packages and their order, paths, commands and links."""
 
 import re
 import tomllib
@@ -8,25 +8,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "unstride"
-NOT_ROOMS = {"__init__", "__main__"}
+NO_PACKAGES = {"__init__", "__main__"}
 
 
-def rooms_of_the_page() -> list[str]:
+def packages_of_the_page() -> list[str]:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    table = text.partition("## The rooms")[2].partition("\n## ")[0]
+    table = text.partition("## The packages")[2].partition("\n## ")[0]
     return re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
 
 
-def test_the_rooms_are_those_of_the_tree():
+def test_the_packages_are_those_of_the_tree():
     tree = {p.parent.name for p in SOURCE.glob("*/__init__.py")} | {p.stem for p in SOURCE.glob("*.py")}
-    assert sorted(rooms_of_the_page()) == sorted(tree - NOT_ROOMS)
+    assert sorted(packages_of_the_page()) == sorted(tree - NO_PACKAGES)
 
 
-def test_the_rooms_stand_in_the_order_of_the_layers():
+def test_the_packages_stand_in_the_order_of_the_layers():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = [c for c in config["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
-    floors = [layer.split(" | ") for layer in reversed(contract["layers"])]
-    assert rooms_of_the_page() == [room for floor in floors for room in floor]
+    layers = [layer.split(" | ") for layer in reversed(contract["layers"])]
+    assert packages_of_the_page() == [package for layer in layers for package in layer]
 
 
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])

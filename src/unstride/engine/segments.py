@@ -109,7 +109,7 @@ class Cutter:
         if not moved:
             feeds_later |= {i for n in later for i in n.all_input_nodes}
         outputs = tuple(n for n in own if n in wanted or n in feeds_later)
-        builder = Builder(self, moved)
+        builder = SegmentBuilder(self, moved)
         inputs, lazy = builder.build(own, inside, outputs)
         macs = sum(self.found.trace.macs.get(n, 0) for n in own)
         cut = GraphModule(self.root, builder.out, f"Level{level}")
@@ -137,7 +137,7 @@ class Cutter:
         return s if pinned is None else replace(s, site=None, pinned=pinned)
 
 
-class Builder:
+class SegmentBuilder:
     def __init__(self, cutter: Cutter, moved: bool) -> None:
         self.c, self.moved = cutter, moved
         self.out = FxGraph()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from unstride.engine.movers import AVG_POOL, MovedAvgPool, Mover
-from unstride.engine.segments import Builder, Cutter
+from unstride.engine.segments import Cutter, SegmentBuilder
 from unstride.geometry.grids import border_index, pinned_pieces
 from unstride.geometry.states import Selection, State
 from unstride.graph.ops import ancestors
@@ -83,7 +83,7 @@ class StaticAvgPool(nn.Module):
         return mean * self.scale if self.divide is None else mean * (self.area / self.divide.to(x))
 
 
-class _Unroller(Builder):
+class _Unroller(SegmentBuilder):
     def __init__(self, cutter: Cutter) -> None:
         super().__init__(cutter, moved=True)
         self.zero = State.zero(len(cutter.found.layers), len(cutter.graph.size))

@@ -6,11 +6,13 @@ An image that reaches a gate has taken all passes before it, whatever the other 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from unstride.errors import InputError, OptionError
@@ -22,6 +24,7 @@ from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Stage
 from unstride.recipe.view import PLAIN, View
 from unstride.tasks.temperature import match_temperature
+from unstride.views.source import Canvas
 
 EVERYTHING = 1.000001  # a threshold that every confidence is below
 Price = float | Callable[[Tensor], float]  # of a stage, in forward passes; or its mean, from the open tiles
@@ -167,3 +170,13 @@ def matched_stages(stages: Sequence[Stage], results: Sequence[StageResult]) -> t
         replace(s, temperatures=tuple(matched.get(v, 1.0) for v in s.views)) if set(s.views) & set(matched) else s
         for s in stages
     )
+
+
+def batches(images: Any) -> Iterator[Any]:
+    """Batches of what a model takes, of a loader or list of that, with or without labels."""
+    listed = isinstance(images, list) and bool(images) and not isinstance(images[0], Image.Image)
+    if listed or (isinstance(images, Iterable) and not isinstance(images, Tensor | list | tuple | Canvas)):
+        for batch in images:
+            yield batch[0] if isinstance(batch, list | tuple) else batch
+    else:
+        yield images

@@ -80,7 +80,7 @@ class Record:
     passed_gates: list[list[int]] = field(default_factory=list)  # the images that passed each gate
     structure: list[ModelOutput] = field(default_factory=list)  # what the model returns, from the first view
     also: dict[int, list[Tensor]] = field(default_factory=dict)
-    shape: tuple[str, tuple[int, ...]] | None = None  # which pass was first, and the shape of its output
+    shape: tuple[str, View, torch.Size] | None = None  # which pass was first, and the shape of its output
 
     def __post_init__(self) -> None:
         n = self.count
@@ -131,10 +131,10 @@ class Record:
 
     def check_shape(self, network: str, view: View, output: Tensor) -> None:
         """An InputError that lists the shapes, where passes cannot be combined."""
-        name, shape = f"{network} ({view})", tuple(output.shape[1:])
-        first, expected = self.shape = self.shape or (name, shape)
-        if shape != expected:
-            both = [f"{n}: ({', '.join(map(str, ('B', *s)))})" for n, s in ((first, expected), (name, shape))]
+        now = (network, view, output.shape[1:])
+        self.shape = self.shape or now
+        if now[2] != self.shape[2]:
+            both = [f"{n} ({v}): ({', '.join(map(str, ('B', *s)))})" for n, v, s in (self.shape, now)]
             raise InputError(
                 f"the passes of this recipe return different shapes, {both[0]} and {both[1]}. Networks of one recipe "
                 "predict the same classes, at every size that its views have."

@@ -189,7 +189,8 @@ def executors_for(recipe: Recipe, networks: Mapping[str, Network]) -> list[Execu
     made: dict[tuple[Any, ...], Executor] = {}
     chosen = []
     for stage in recipe.stages:
-        like = stage if stage.states is not None else recipe.with_states(stage.network)
+        alike = [s for s in (stage, *recipe.stages) if s.network == stage.network and s.states is not None]
+        like = alike[0] if alike else None
         key: tuple[Any, ...] = (stage.network,)
         if like is not None:
             key = (stage.network, like.state_space, like.pinned)

@@ -10,7 +10,7 @@ from unstride.geometry.edges import best_sides
 from unstride.geometry.grids import Grid
 from unstride.geometry.groups import Groups
 from unstride.geometry.layers import Shift, SkippedOp, Subsampling, SubsamplingLayer, module_path
-from unstride.geometry.positions import Lost, Pos, Site, Trace
+from unstride.geometry.positions import LostPosition, Pos, Site, Trace
 from unstride.geometry.sites import Sites
 from unstride.geometry.walk import walk
 from unstride.graph.capture import Graph
@@ -88,7 +88,7 @@ def _final_maps(graph: Graph, trace: Trace) -> list[Node]:
 def _placed(trace: Trace, n: Node) -> bool:
     p = trace.pos.get(n)
     parts = p if isinstance(p, list) else [p]
-    return any(isinstance(q, Pos | Lost) for q in parts)
+    return any(isinstance(q, Pos | LostPosition) for q in parts)
 
 
 # ---------------------------------------------------------------- what the engine needs

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-from unstride.geometry.positions import LOST, Lost, Trace
+from unstride.geometry.positions import LOST, LostPosition, Trace
 from unstride.geometry.sites import CLOSE, Sites
 from unstride.graph.capture import Graph
 
@@ -126,9 +126,9 @@ class Groups:
         first = max(incoming.values(), key=len)
         longest = next(source for source, path in incoming.items() if path is first)
         for source, path in incoming.items():
-            mine = sorted(self._key(n, longest, g, a) for g in first - path)
+            first_keys = sorted(self._key(n, longest, g, a) for g in first - path)
             other = sorted(self._key(n, source, g, a) for g in path - first)
-            for one, two in zip(mine, other, strict=False):
+            for one, two in zip(first_keys, other, strict=False):
                 if one[:3] == two[:3]:
                     changed |= self._sets.join(one[3], two[3])
         if changed:
@@ -161,7 +161,7 @@ class Groups:
 
     def _cannot_follow(self, source: Node, missing: Iterable[int], a: int) -> str | None:
         pos = self.trace.pos.get(source)
-        if isinstance(pos, Lost):
+        if isinstance(pos, LostPosition):
             return pos.why
         if source in self.trace.places:
             return "says where to read and cannot be moved along"

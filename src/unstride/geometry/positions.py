@@ -53,7 +53,7 @@ class Pos:
         return position_of(*(f(t) for t in self.axes))
 
 
-class Lost:
+class LostPosition:
     def __init__(self, name: str, why: str) -> None:
         self.name, self.why = name, why
 
@@ -61,10 +61,10 @@ class Lost:
         return self.name
 
 
-LOST = Lost("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
-OTHER_DIRECTION = Lost("OTHER_DIRECTION", "joins maps that lie on the image in different directions")
-FIXED = Lost("FIXED", "holds indices of cells, which cannot be moved")
-Position = Pos | Lost | None
+LOST = LostPosition("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
+OTHER_DIRECTION = LostPosition("OTHER_DIRECTION", "joins maps that lie on the image in different directions")
+FIXED = LostPosition("FIXED", "holds indices of cells, which cannot be moved")
+Position = Pos | LostPosition | None
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def has_no_position(t: Tensor) -> bool:
 
 def has_axis(p: Any, a: int) -> bool:
     """Does the value have a position on axis a? LOST may have one on both."""
-    return isinstance(p, Lost) or (isinstance(p, Pos) and not has_no_position(p.axis(a)))
+    return isinstance(p, LostPosition) or (isinstance(p, Pos) and not has_no_position(p.axis(a)))
 
 
 def first_known(a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from unstride.geometry.positions import (
     LOST,
     OTHER_DIRECTION,
-    Lost,
+    LostPosition,
     Pos,
     Trace,
     has_axis,
@@ -92,7 +92,7 @@ class Walk:
         if rule is None:
             trace.unknown[n] = f"no rule for {name}"
         self.node = n
-        lost = [i for i in inputs if isinstance(trace.pos[i], Lost)]
+        lost = [i for i in inputs if isinstance(trace.pos[i], LostPosition)]
         if rule is None or (lost and rule not in (pointwise, unpool)):
             trace.pos[n] = self._without_rule(name, value, self.lost(lost))
             trace.sources[n] = ((inputs if _placed(trace.pos[n]) else []),) * self.axes
@@ -100,7 +100,7 @@ class Walk:
         trace.pos[n], carriers = rule(self, n, value)
         trace.sources[n] = self._from(n, carriers)
 
-    def _without_rule(self, name: str, value: Any, lost: Lost) -> Any:
+    def _without_rule(self, name: str, value: Any, lost: LostPosition) -> Any:
         """What an op without a rule makes: it may lie somewhere, unless it is a vector."""
         if isinstance(value, tuple | list):
             return [self._without_rule(name, v, lost) for v in value]
@@ -120,7 +120,7 @@ class Walk:
         return tuple(map(axis, range(self.axes)))
 
     # -- what rules use
-    def lost(self, inputs: Sequence[Node]) -> Lost:
+    def lost(self, inputs: Sequence[Node]) -> LostPosition:
         """What becomes of values whose place is not known."""
         return OTHER_DIRECTION if any(self.trace.pos[i] is OTHER_DIRECTION for i in inputs) else LOST
 

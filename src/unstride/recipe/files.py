@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from unstride.errors import ArtefactError, NotProved, OptionError, UnstrideError
+from unstride.errors import ArtefactError, Inconclusive, OptionError, UnstrideError
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Search, Stage
 from unstride.storage import strict_json
@@ -63,7 +63,7 @@ class StoredRecipe:
         """Warn if the figures do not support the recipe."""
         verdict = self.figures.get("verdict")
         if verdict is not None and self.figures.get("proved") is False:
-            warnings.warn(f"{self.path}: {verdict}", NotProved, stacklevel=4)
+            warnings.warn(f"{self.path}: {verdict}", Inconclusive, stacklevel=4)
 
 
 def write(

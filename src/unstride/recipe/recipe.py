@@ -12,6 +12,7 @@ import difflib
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 from unstride.errors import OptionError
@@ -141,7 +142,7 @@ class Recipe:
         return replace(self, **{**changes, "stages": tuple(stages)})
 
     # -- what it does
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether this is the base model as it is."""
         return self.temperature == 1 and all(
@@ -158,10 +159,6 @@ class Recipe:
         """The stage with the recipe's only Search, or None."""
         found = [s for s in self.stages if isinstance(s.states, Search)]
         return found[0] if len(found) == 1 else None
-
-    def with_states(self, network: str) -> Stage | None:
-        """The first stage of a network that has states; None where the model itself is called."""
-        return next((s for s in self.stages if s.network == network and s.states is not None), None)
 
     def digest(self) -> str:
         """Equal for recipes that do the same, whatever their name."""

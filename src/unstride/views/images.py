@@ -35,6 +35,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", "
 # Named one by one because Pillow also opens formats that start other programs (EPS).
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "MPO", "ICO")
 
+_LOSSY = ("JPEG", "MPO", "WEBP", "JPEG2000", "AVIF")
+
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 _MODES = {"RGB": "RGB", "BGR": "RGB", "L": "L"}
 
@@ -54,6 +56,11 @@ def open_mask(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Array
 
 
 def _indices(image: Image.Image, name: str) -> Array:
+    if image.format in _LOSSY:
+        raise DataError(
+            f"{name}: a mask as {image.format}, which may change labels when it compresses; wanted a PNG. Save the "
+            "masks again from their source"
+        )
     if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
         raise DataError(
             f"{name}: a mask with {image.mode} pixels; wanted one number per pixel: save it as a gray or palette PNG "
@@ -362,3 +369,28 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
     if not all(map(math.isfinite, found)):
         raise OptionError(f"{name} is {values!r}; its numbers must be finite")
     return found
+
+
+def reflected(image: Image.Image, box: tuple[float, ...]) -> tuple[Image.Image, tuple[float, ...]]:
+    """An image that contains the whole box (left, top, width, height), reflected around itself where it does not."""
+    before = (max(0, int(-box[0]) + 1) if box[0] < 0 else 0, max(0, int(-box[1]) + 1) if box[1] < 0 else 0)
+    over = (box[0] + box[2] - image.width, box[1] + box[3] - image.height)
+    after = tuple(int(v) + 1 if v > 1e-6 else 0 for v in over)
+    if not any((*before, *after)):
+        return image, (*box[:2], min(box[2], image.width - box[0]), min(box[3], image.height - box[1]))
+    sides: list[Any] = [(before[1], after[1]), (before[0], after[0])]
+    array = np.asarray(image)
+    wide = np.pad(array, sides + [(0, 0)] * (array.ndim - 2), mode="reflect" if min(array.shape[:2]) > 1 else "edge")
+    return Image.fromarray(wide), (box[0] + before[0], box[1] + before[1], *box[2:])
+
+
+def uint8_images(images: Tensor) -> list[Image.Image]:
+    """RGB or gray images of 8 bits, channels first or last; a shape that could be either has them first."""
+    if images.shape[1] in (1, 3):
+        images = images.permute(0, 2, 3, 1)
+    elif images.shape[3] not in (1, 3):
+        raise InputError(
+            f"images: got uint8 {tuple(images.shape)}, wanted (B, C, H, W) or (B, H, W, C) with 1 or 3 channels"
+        )
+    arrays = images.cpu().numpy()
+    return [Image.fromarray(np.ascontiguousarray(a[..., 0] if a.shape[-1] == 1 else a)) for a in arrays]

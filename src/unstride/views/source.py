@@ -7,12 +7,11 @@ PILImages([image], preprocess).render(parse_view("1.3x"))               # (1, C,
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch.nn.functional import interpolate
 from unstride.errors import InputError, OptionError
 from unstride.graph.capture import SHAPES
 from unstride.recipe.view import PLAIN, View
-from unstride.views.images import Preprocess, check_preprocess, image_size
+from unstride.views.images import Preprocess, check_preprocess, image_size, reflected, uint8_images
 
 PLACING = {"Size", "Crop", "ShiftX", "ShiftY", "FiveCrop"}
 FLIPS = {"FlipLR": -1, "FlipUD": -2, "FlipFB": -3}  # the axis that each reverses; only volumes have the third
@@ -117,9 +116,7 @@ class Canvas:
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, Tensor) or self.pixels.ndim != 4:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
-            raise InputError(
-                f"images: got {came}, wanted a float tensor (B, C, H, W); for one image pass image.unsqueeze(0)"
-            )
+            raise InputError(f"images: got {came}, wanted floats (B, C, H, W); for one image pass image.unsqueeze(0)")
         _check_tensor(self.pixels)
         if self.preprocess is not None:
             check_preprocess(self.preprocess)
@@ -195,23 +192,25 @@ class Block:
         known = {"Identity", *(name for name, axis in FLIPS.items() if -axis <= axes)}
         unknown = [op.name for op in view.ops if op.name not in known]
         if unknown:
-            raise OptionError(
-                f"view {view}: {unknown[0]} is not for what has {axes} axes; there are {', '.join(sorted(known))}"
-            )
+            raise OptionError(f"view {view}: {unknown[0]} is not for {axes} axes; there are {', '.join(sorted(known))}")
         return self.pixels.flip(dims) if (dims := flip_axes(view)) else self.pixels
 
 
 def _check_tensor(pixels: Tensor) -> None:
     """Refuse tensors whose values cannot be read: meta, sparse, and uint8 that nobody normalised."""
-    if pixels.device.type == "meta":
-        raise InputError("images: got a meta tensor, which has no values; wanted a tensor on a real device")
-    if pixels.layout != torch.strided:
-        raise InputError(f"images: got a tensor of layout {pixels.layout}; wanted a dense one: pass images.to_dense()")
+    _check_layout(pixels)
     if pixels.dtype == torch.uint8:
         raise InputError(
             f"images: got uint8 {tuple(pixels.shape)}; wanted floating point, normalised. uint8 images (B, C, H, W) or "
             "(B, H, W, C) are prepared where the preprocessing is known: pass enhance(..., preprocess=Preprocess(...))"
         )
+
+
+def _check_layout(pixels: Tensor) -> None:
+    if pixels.device.type == "meta":
+        raise InputError("images: got a meta tensor, which has no values; wanted a tensor on a real device")
+    if pixels.layout != torch.strided:
+        raise InputError(f"images: got a tensor of layout {pixels.layout}; wanted a dense one: pass images.to_dense()")
 
 
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -279,7 +278,7 @@ class PILImages:
     @property
     def size(self) -> tuple[int, int]:
         fixed = self.preprocess.size
-        return fixed if fixed is not None else (int((x := self.preprocess(self.images[0])).shape[1]), int(x.shape[2]))
+        return fixed or (int((x := self.preprocess(self.images[0])).shape[1]), int(x.shape[2]))
 
     def rows(self, chosen: Sequence[int]) -> PILImages:
         prepared = {view: x[list(chosen)] for view, x in self.prepared.items()}
@@ -310,7 +309,7 @@ class PILImages:
         at = place(view, (h, w), (max(0.0, (full_h - h) / 2), max(0.0, (full_w - w) / 2)))
         y, x = image.height / full_h, image.width / full_w  # the image's own pixels in one of the resized ones
         box = ((left + at.left) * x, (top + at.top) * y, at.width * x, at.height * y)
-        whole, (x0, y0, width, height) = _reflected(p.converted(image), box)
+        whole, (x0, y0, width, height) = reflected(p.converted(image), box)
         resized = whole.resize(at.size[::-1], p.resample, (x0, y0, x0 + width, y0 + height))
         return p.normalise(p.tensor(resized))
 
@@ -350,19 +349,6 @@ def for_network(source: Source, preprocess: Preprocess | None) -> Source:
     )
 
 
-def _reflected(image: Image.Image, box: tuple[float, ...]) -> tuple[Image.Image, tuple[float, ...]]:
-    """An image that contains the whole box (left, top, width, height), reflected around itself where it does not."""
-    before = (max(0, int(-box[0]) + 1) if box[0] < 0 else 0, max(0, int(-box[1]) + 1) if box[1] < 0 else 0)
-    over = (box[0] + box[2] - image.width, box[1] + box[3] - image.height)
-    after = tuple(int(v) + 1 if v > 1e-6 else 0 for v in over)
-    if not any((*before, *after)):
-        return image, (*box[:2], min(box[2], image.width - box[0]), min(box[3], image.height - box[1]))
-    sides: list[Any] = [(before[1], after[1]), (before[0], after[0])]
-    array = np.asarray(image)
-    wide = np.pad(array, sides + [(0, 0)] * (array.ndim - 2), mode="reflect" if min(array.shape[:2]) > 1 else "edge")
-    return Image.fromarray(wide), (box[0] + before[0], box[1] + before[1], *box[2:])
-
-
 def check_images(images: Any, what: str = "images", axes: int | None = None) -> Tensor:
     """A float tensor (B, C, H, W) with at least one image and one pixel, or an InputError.
 
@@ -393,7 +379,8 @@ def as_source(images: Any, preprocess: Preprocess | None = None) -> Source:
     """
     if isinstance(images, Tensor):
         if images.dtype == torch.uint8 and images.ndim == 4 and preprocess is not None:
-            return _from_uint8(images, preprocess)
+            _check_layout(images)
+            return PILImages(uint8_images(images), preprocess, torch.empty(0, device=images.device))
         return Block(images) if images.ndim in (3, 5) else Canvas(images, preprocess=preprocess)
     if isinstance(images, Canvas | Block | PILImages):
         return images
@@ -403,31 +390,6 @@ def as_source(images: Any, preprocess: Preprocess | None = None) -> Source:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
         return PILImages(list(several), preprocess)
     raise InputError(f"images: got {type(images).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
-
-
-def _from_uint8(images: Tensor, preprocess: Preprocess) -> PILImages:
-    """RGB or gray images of 8 bits, channels first or last; a shape that could be either has them first."""
-    if images.layout != torch.strided or images.device.type == "meta":
-        _check_tensor(images)
-    if images.shape[1] in (1, 3):
-        images = images.permute(0, 2, 3, 1)
-    elif images.shape[3] not in (1, 3):
-        raise InputError(
-            f"images: got uint8 {tuple(images.shape)}, wanted (B, C, H, W) or (B, H, W, C) with 1 or 3 channels"
-        )
-    arrays = images.cpu().numpy()
-    photos = [Image.fromarray(np.ascontiguousarray(a[..., 0] if a.shape[-1] == 1 else a)) for a in arrays]
-    return PILImages(photos, preprocess, torch.empty(0, device=images.device))
-
-
-def batches(images: Any) -> Iterator[Any]:
-    """Batches of what a model takes, of a loader or list of that, with or without labels."""
-    listed = isinstance(images, list) and bool(images) and not isinstance(images[0], Image.Image)
-    if listed or (isinstance(images, Iterable) and not isinstance(images, Tensor | list | tuple | Canvas)):
-        for batch in images:
-            yield batch[0] if isinstance(batch, list | tuple) else batch
-    else:
-        yield images
 
 
 def autocast(source: Source, precision: str | None) -> AbstractContextManager[Any]:

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from unstride.geometry.positions import (
     OTHER_DIRECTION,
-    Lost,
+    LostPosition,
     Pos,
     first_known,
     in_other_directions,
@@ -25,7 +25,7 @@ def pointwise(w: "Walk", n: Node, value: Any) -> Result:
     """Any op that torch tags as such: no entry in the table is needed."""
     inputs = n.all_input_nodes
     known = [i for i in inputs if isinstance(w.trace.pos.get(i), Pos)]
-    lost = [i for i in inputs if isinstance(w.trace.pos.get(i), Lost)]
+    lost = [i for i in inputs if isinstance(w.trace.pos.get(i), LostPosition)]
     if not known:
         return (w.lost(lost) if lost else None), lost
     first = w.trace.pos[known[0]]
