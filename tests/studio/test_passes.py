@@ -92,8 +92,9 @@ def test_a_segmentation_has_maps_and_its_label(nets: str) -> None:
 
 @pytest.mark.parametrize(("name", "maps", "unit"), [("depth", 4, "mean"), ("tower", 0, "value 0")])
 def test_numbers_are_shown_too(nets: str, name: str, maps: int, unit: str) -> None:
-    data = explained(open_pipeline([f"{nets}:{name}"], recipe="flip"), photo(3))
+    data = explained(open_pipeline([f"{nets}:{name}"], recipe="flip"), photo(3), Truth("cat", ("cat",)))
     assert len(data["images"]) == maps
+    assert data["answer"]["right"] is None
     assert data["scores"][0]["name"] == unit and data["scores"][0]["kind"] == "value"
 
 

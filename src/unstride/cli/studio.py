@@ -22,7 +22,7 @@ def studio(
     specs: Specs = None,
     weights: Weights = "default",
     task: Task = None,
-    device: Device = "cpu",
+    device: Device = "auto",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes any free one.")] = 7860,
     host: Annotated[str, typer.Option(help="Address to listen at. By default only this machine can connect.")] = (
         "127.0.0.1"

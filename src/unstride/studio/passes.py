@@ -124,8 +124,8 @@ class _Story:
         first = entries(self.task, output, self.classes, 1)[0]
         kind = "probability" if "probability" in first else "share" if "share" in first else "value"
         text = f"{first['name']} {first[kind]:.4g}" if kind == "value" else f"{first['name']} {first[kind]:.0%}"
-        names = known.classes if known is not None and set(known.classes) & set(self.classes) else ()
-        return {"text": text, "right": first["name"] in names if names else None}
+        labelled = kind == "probability" and known is not None and bool(set(known.classes) & set(self.classes))
+        return {"text": text, "right": first["name"] in known.classes if known is not None and labelled else None}
 
     def _pass(self, v: ForwardPass) -> dict[str, Any]:
         seen, size = self._view(v.network, v.view)
