@@ -121,6 +121,9 @@ def test_several_recipes_networks_and_baselines(dataset):
     assert rows[1].cost.estimate == 1.0
     by_name = evaluate(nets, dataset, recipe=cascade, against="other")
     assert [row.gain is None for row in by_name] == [False, True, False]
+    twice = evaluate(nets, dataset, recipe=["flip", cascade, Recipe()], against=Recipe((Stage(("plain", "flip")),)))
+    assert [row.name for row in twice] == ["Net", "Net (2)", "recipe", "cascade"]
+    assert [row.gain is None for row in twice] == [False, False, True, False]
 
 
 def test_budgets_are_rows_of_one_search(dataset, batches):

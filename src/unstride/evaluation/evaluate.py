@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,17 @@ from unstride.errors import OptionError
 from unstride.evaluation.findings import warn_of_rows, warn_of_run
 from unstride.evaluation.intervals import ConfidenceInterval, bootstrap_gain
 from unstride.evaluation.labelled import Data, groups_of, open_labelled, scoring_of
-from unstride.evaluation.measuring import Measurement, Variant, first_image, measure, run_key
+from unstride.evaluation.measuring import Measurement, first_image, measure, outputs_of, run_key
 from unstride.evaluation.metrics import Array
-from unstride.evaluation.report import check_report, write_report
+from unstride.evaluation.plan import Plan, plan_of
+from unstride.evaluation.report import check_report, strip_of, write_report
 from unstride.evaluation.rows import COST_UNIT, Row, read_rows, write_rows
 from unstride.evaluation.scoring import Scoring, count
 from unstride.execution.independence import warn_of_batch_dependence
-from unstride.models import load
 from unstride.models.weights import place
-from unstride.pipeline import Pipeline, is_spec, open_pipeline
+from unstride.pipeline import Pipeline
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import Recipe
-from unstride.recipe.stage import Stage
 from unstride.storage.contents import FileDigests
 from unstride.storage.distributed import launched, world
 from unstride.storage.files import check_folder
@@ -75,7 +73,7 @@ def evaluate(
     Args:
         model: a SPEC, a module, what `enhance` returned, or a list of these; None where the recipe file names them.
         data: KIND:PATH (see `unstride.data`), a Dataset, or batches of (images, labels) as the model takes them.
-        recipe: a name, a file, a `Recipe`; or a list of these.
+        recipe: a name, a file, a `Recipe`; or a list of these. An .onnx file is measured as it is by default.
         against: the baseline of all gains: a network (name or SPEC), or a recipe. By default the first network alone.
         budgets: of a recipe with one Search, numbers of states: a row for each.
         metric: the one that is compared, such as "Dice"; by default the usual one of the task.
@@ -91,6 +89,8 @@ def evaluate(
     """
     _check(out, report, batch_size, seed)
     recipes: list[Any] = list(recipe) if isinstance(recipe, list | tuple) else [recipe]
+    if recipes == ["default"] and _exported(model):
+        recipes = ["plain"]
     options = {"weights": weights, "device": device, "recipe": recipes[0] if recipes else "plain", **changes}
     pipeline, images = open_labelled(model, data, task=task, limit=limit, split=split, **options)
     scoring = scoring_of(pipeline, images, metric)
@@ -122,117 +122,10 @@ def evaluate(
             if folder is not None:
                 write_rows(folder / ROWS, [*earlier, *rows])
             if report is not None:
-                write_report(
-                    report, rows, {m.name: m.stats for m in common}, images, scoring, common[0].indices, margin
-                )
+                stats, places = {m.name: m.stats for m in common}, common[0].indices
+                draw = _drawing(plan, images, scoring, rows)
+                write_report(report, rows, stats, images, scoring, places, margin, draw=draw)
         return us.share(rows)
-
-
-# ---------------------------------------------------------------- what is measured
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """What is measured, in the order of the rows.
-
-    Attributes:
-        first: the first network alone, whose forward pass costs 1.0.
-        baseline: name of the row that gains are over.
-        stored: the figures of recipe files.
-    """
-
-    variants: tuple[Variant, ...]
-    baseline: str
-    stored: tuple[Mapping[str, Any], ...] = ()
-
-    @property
-    def recipes(self) -> dict[str, Variant]:
-        """The variant of each row, by the row's name."""
-        return {name: variant for variant in self.variants for name in variant.names()}
-
-
-def plan_of(
-    pipeline: Pipeline,
-    more: Sequence[str | Path | Recipe],
-    against: str | Path | Recipe | None,
-    budgets: Sequence[int] | None,
-    changes: Mapping[str, Any],
-) -> Plan:
-    """Each network alone, the baseline, and the recipes; nothing twice."""
-    alone: list[Variant] = []
-    for name in pipeline.networks:
-        alone = _with(alone, network_alone(pipeline, name))
-    variants, baseline = list(alone), alone[0]
-    if against is not None:
-        baseline = _baseline(pipeline, against, alone)
-        variants = _with(variants, baseline)
-    pipelines = [pipeline, *(pipeline.with_recipe(recipe, **changes) for recipe in more)]
-    for own in pipelines:
-        name = recipe_name(own)
-        for variant in _at_budgets(Variant(name, own), budgets):
-            variants = _with(variants, variant)
-    stored = tuple(own.stored.figures for own in pipelines if own.stored is not None)
-    return Plan(tuple(variants), baseline.names()[0], stored)
-
-
-def network_alone(pipeline: Pipeline, name: str) -> Variant:
-    """One network of a pipeline, without a recipe."""
-    network = "base" if name == next(iter(pipeline.networks)) else name
-    recipe = Recipe((Stage(network=network),), pipeline.task, name="plain")
-    return Variant(pipeline.networks[name].spec, pipeline.with_recipe(recipe))
-
-
-def recipe_name(pipeline: Pipeline) -> str:
-    """What a recipe is called in a table: its name, or that of its file."""
-    path = pipeline.stored.path if pipeline.stored is not None else None
-    return pipeline.better.recipe.name or (path.stem if path is not None else "recipe")
-
-
-def _with(variants: list[Variant], variant: Variant) -> list[Variant]:
-    """With one more, unless it is among them; a name that is taken gets a number."""
-    digest = variant.pipeline.better.recipe.digest()
-    for other in variants:
-        same = other.pipeline.better.networks is variant.pipeline.better.networks or _same_networks(other, variant)
-        if same and other.pipeline.better.recipe.digest() == digest and other.budgets == variant.budgets:
-            return variants
-    taken = {name for other in variants for name in (other.name, *other.names())}
-    names = [variant.name, *(f"{variant.name} ({k})" for k in range(2, len(taken) + 3))]
-    free = next(name for name in names if name not in taken)
-    return [*variants, Variant(free, variant.pipeline, variant.budgets)]
-
-
-def _same_networks(one: Variant, other: Variant) -> bool:
-    mine, theirs = one.pipeline.better, other.pipeline.better
-    wanted = {name: mine.networks[name].model for name in mine.recipe.networks}
-    return all(name in theirs.networks and theirs.networks[name].model is m for name, m in wanted.items())
-
-
-def _at_budgets(variant: Variant, budgets: Sequence[int] | None) -> list[Variant]:
-    """A recipe that is one Search gives all budgets in one run; of others each is a run."""
-    if budgets is None:
-        return [variant]
-    wanted = tuple(sorted(set(budgets)))
-    recipe, own = variant.pipeline.better.recipe, variant.pipeline
-    if not wanted or any(type(b) is not int or b < 1 for b in wanted):
-        raise OptionError(f"budgets: got {list(budgets)!r}, expected whole numbers from 1 on, such as [1, 4, 10].")
-    if recipe.search is None:
-        raise OptionError(
-            f"budgets: the recipe {variant.name!r} has no single Search. Use recipe='paper', for example."
-        )
-    if len(recipe.stages) == 1:
-        return [Variant(variant.name, own.with_recipe(budget=max(wanted)), wanted)]
-    names = [f"{variant.name}, {b} state{'s' * (b > 1)}" for b in wanted]
-    return [Variant(name, own.with_recipe(budget=b)) for name, b in zip(names, wanted, strict=True)]
-
-
-def _baseline(pipeline: Pipeline, against: str | Path | Recipe, alone: Sequence[Variant]) -> Variant:
-    """A network of the pipeline by name or SPEC, another network by SPEC, or a recipe."""
-    for name, variant in zip(pipeline.networks, alone, strict=True):
-        if against in (name, variant.name):
-            return variant
-    if isinstance(against, str) and is_spec(against) and not against.endswith((".toml", ".json")):
-        networks = {**pipeline.networks, "against": load(against)}
-        return network_alone(open_pipeline(networks, recipe="plain", task=pipeline.task), "against")
-    other = pipeline.with_recipe(against)
-    return Variant(other.better.recipe.name or Path(str(against)).stem, other)
 
 
 # ---------------------------------------------------------------- rows
@@ -289,10 +182,10 @@ def _costs(own: Measurement, first: Measurement) -> tuple[Array, str]:
     """Of each image, in forward passes of the first network; by measured time where MACs cannot be counted."""
     if own.macs.all() and first.macs.all():
         return own.macs / first.macs, COST_UNIT
-    if own is first:
-        return np.ones(len(own.costs)), COST_UNIT
     if np.isfinite(own.costs).all():
         return own.costs, COST_UNIT
+    if own is first:
+        return np.ones(len(own.costs)), COST_UNIT
     mine, usual = _usual_seconds(own.seconds), _usual_seconds(first.seconds)
     ratio = mine / usual if mine and usual else float("nan")
     return np.full(len(own.costs), ratio), TIME_UNIT
@@ -313,7 +206,21 @@ def _common(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [m if len(m.indices) == len(indices) else m.only(indices) for m in measurements]
 
 
+def _drawing(plan: Plan, images: Data, scoring: Scoring, rows: Sequence[Row]) -> Any:
+    """Draws what the baseline and the last row predict for an image, where that is a map of classes."""
+    if scoring.task != "segmentation" or isinstance(images, FromBatches):
+        return None
+    pair = [plan.recipes[name] for name in (plan.baseline, rows[-1].name)]
+    return strip_of(images, scoring, lambda index: outputs_of(pair, images, index))
+
+
 # ---------------------------------------------------------------- set up
+def _exported(model: Any) -> bool:
+    """Whether an ONNX file is among the models: it is measured as it is, beside others."""
+    specs = model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model]
+    return any(isinstance(spec, str) and spec.endswith(".onnx") for spec in specs)
+
+
 def _check(out: Any, report: Any, batch_size: Any, seed: Any) -> None:
     """What can be wrong before anything is loaded."""
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):

@@ -205,7 +205,7 @@ def groups_of(data: Data, group: str | Sequence[Any] | None) -> list[str] | None
         group: a column of csv data, or one value for each image. By default a column titled group; where there is none,
             file names that suggest groups are warned about.
     """
-    if group is None and getattr(data, "groups", ()):
+    if group is None and isinstance(data, Dataset) and data.groups:
         group = data.groups
     if group is None:
         suggested = suggested_groups(data)

@@ -31,6 +31,7 @@ from unstride.evaluation.labelled import Data
 from unstride.evaluation.metrics import Array
 from unstride.evaluation.scoring import Scoring, Stats
 from unstride.evaluation.timing import wait_for
+from unstride.models.onnx_files import COST
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline
 from unstride.recipe.view import PLAIN
@@ -204,6 +205,15 @@ def source_of(data: Data, images: Sequence[_LabelledImage], device: torch.device
     return PILImages(opened, data.preprocess, pixels[:0], {PLAIN: pixels})
 
 
+def outputs_of(variants: Sequence[Variant], data: Data, index: int) -> list[Tensor]:
+    """What each variant gives for one image, computed again."""
+    image = _read_image(data, index)
+    if isinstance(image, str):
+        raise DataError(image)
+    source = source_of(data, [image], *place(variants[0].pipeline.better.model))
+    return [variant.pipeline.better.run(source).output[0].cpu() for variant in variants]
+
+
 # ---------------------------------------------------------------- batches
 class _Run:
     """Runs batches through every pipeline that needs them, and caches the results."""
@@ -256,29 +266,28 @@ class _Run:
         kind = (v, tuple(images[0].pixels.shape))
         seconds = spent if kind in self.warm else math.nan
         self.warm.add(kind)
-        outputs = result.at_budgets() if variant.budgets else {0: (result.output, own_costs(variant, result.costs))}
+        reported = result.returned()[COST].tolist() if _reports_cost(variant) else None
+        outputs = result.at_budgets() if variant.budgets else {0: (result.output, reported or result.costs)}
         base = result.record.base_macs
         values: list[Values] = [{} for _ in images]
         for budget, (output, costs) in outputs.items():
             stats = self.scoring.split(self.scoring.stats(output, [image.target for image in images]))
             for own, stat, cost in zip(values, stats, costs, strict=True):
-                cost = cost if base > 1 or cost_is_known(variant) else math.nan
+                cost = cost if cost > 0 and (base > 1 or reported is not None) else math.nan
                 own_seconds = seconds if budget in (0, max(variant.budgets, default=0)) else math.nan
-                numbers = {"cost": cost, "macs": cost * base if base > 1 else 0.0, "seconds": own_seconds}
+                numbers = {"cost": cost, "macs": cost * base if base > 1 and cost > 0 else 0.0, "seconds": own_seconds}
                 tensors = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
                 own |= {f"{budget}.{name}": value for name, value in {**stat, **tensors}.items()}
         return {self.keys[image.index]: own for image, own in zip(images, values, strict=True)}
 
 
-def cost_is_known(variant: Variant) -> bool:
-    """Whether the model itself says what each image cost, as exported files do."""
-    return getattr(variant.pipeline.better.model, "costs", None) is not None
-
-
-def own_costs(variant: Variant, counted: Sequence[float]) -> Sequence[float]:
-    """The costs that the model itself reports, else those that were counted."""
-    reported: Any = getattr(variant.pipeline.better.model, "costs", None)
-    return counted if reported is None else [float(cost) for cost in reported]
+def _reports_cost(variant: Variant) -> bool:
+    """Whether it is one network as it is, which itself says what each image cost, as exported files do."""
+    better = variant.pipeline.better
+    stages = better.recipe.stages
+    if len(stages) > 1 or stages[0].views != (PLAIN,) or stages[0].states is not None:
+        return False
+    return bool(getattr(better.networks[stages[0].network].model, "reports_cost", False))
 
 
 def _read(variant: Variant, cache: Cache, keys: Sequence[str]) -> list[Measurement]:

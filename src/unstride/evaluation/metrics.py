@@ -63,8 +63,8 @@ def class_scores(logits: Tensor, labels: Tensor) -> ClassScores:
     """Of logits (N, K) and labels (N,). Of equal logits the lower class counts as the higher, as argmax has it."""
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.is_floating_point():
         raise InputError(
-            f"scores: got logits {tuple(logits.shape)} and labels {tuple(labels.shape)} {labels.dtype}, expected (N, K) "
-            "and (N,) of integers."
+            f"scores: got logits {tuple(logits.shape)} and labels {tuple(labels.shape)} {labels.dtype}, expected "
+            "(N, K) and integers (N,)."
         )
     check_logits(logits)
     labels = labels.to(logits.device)

@@ -62,7 +62,7 @@ def _scaled(row: Row, scale: float) -> tuple[float, float, float]:
 
 def _axes(x, y, x_ticks, y_ticks, unit: str, row: Row) -> list[str]:  # type: ignore[no-untyped-def]
     parts = [f'<path class="grid" d="M{LEFT} {y(t):.1f}H{WIDTH - RIGHT}"/>' for t in y_ticks]
-    parts += [f'<text x="{LEFT - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{t:+g}</text>' for t in y_ticks]
+    parts += [f'<text x="{LEFT - 8}" y="{y(t) + 4:.1f}" text-anchor="end">{_signed(t)}</text>' for t in y_ticks]
     foot = HEIGHT - BOTTOM + 18
     parts += [f'<text x="{x(t):.1f}" y="{foot}" text-anchor="middle">{t:g}</text>' for t in x_ticks]
     parts.append(f'<path class="axis" d="M{LEFT} {y(0):.1f}H{WIDTH - RIGHT}"/>')
@@ -73,6 +73,10 @@ def _axes(x, y, x_ticks, y_ticks, unit: str, row: Row) -> list[str]:  # type: ig
     what = row.metric if unit == row.metric else f"{row.metric}, {unit}"
     parts.append(f'<text class="soft" x="4" y="14">gain in {escape(what)} (bars: 95 % CI)</text>')
     return parts
+
+
+def _signed(value: float) -> str:
+    return f"{value:+g}" if value else "0"
 
 
 def _apart(heights: Sequence[float]) -> list[float]:

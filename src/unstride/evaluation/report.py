@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from unstride.data.batches import FromBatches
 from unstride.errors import DataError
 from unstride.evaluation.decisions import Decision
 from unstride.evaluation.intervals import PairedCounts, paired_gain
 from unstride.evaluation.labelled import Data
-from unstride.evaluation.metric_names import shown
+from unstride.evaluation.metric_names import shown, unit_of
 from unstride.evaluation.metrics import Array, reliability
 from unstride.evaluation.plots import gain_against_cost
-from unstride.evaluation.rows import Row, cells, decision_of, describe_cost
+from unstride.evaluation.rows import Row, decision_of, describe_cost
 from unstride.evaluation.scoring import Scoring, Stats, count
-from unstride.show.answers import class_name
+from unstride.execution.prediction import at_size
+from unstride.show.answers import class_map, class_name
 from unstride.show.charts import Chart, Point, Series
 from unstride.show.html import (
     Block,
@@ -39,8 +41,10 @@ from unstride.show.html import (
     Thumbnails,
     render_report,
 )
+from unstride.show.segmentation import strip
 from unstride.storage.artefacts import write_file
 from unstride.storage.files import check_file
+from unstride.tasks.confidence import two_class
 
 EXAMPLES = 8  # images of each kind
 SIDE = 200  # pixels of a thumbnail
@@ -64,7 +68,7 @@ def write_report(
     margin: float | None = None,
     decision: Decision | str | None = None,
     chosen: str | None = None,
-    strip: Strip | None = None,
+    draw: Strip | None = None,
     title: str = "",
 ) -> Path:
     """Write the page.
@@ -76,7 +80,7 @@ def write_report(
         margin: as in `decision_of`, where no `decision` is given.
         decision: the sentence at the top.
         chosen: name of the row that is compared with the baseline; by default the last one.
-        strip: draws both predictions of an image, for maps.
+        draw: draws both predictions of an image, for maps; see `strip_of`.
     """
     baseline = next(row for row in rows if row.gain is None)
     row = next(r for r in rows if r.name == chosen) if chosen is not None else rows[-1]
@@ -85,7 +89,7 @@ def write_report(
         before, after = stats[baseline.name], stats[row.name]
         places = np.arange(count(before)) if indices is None else indices
         sections += [
-            Section("Images that changed", (_examples(data, scoring, before, after, places, strip),)),
+            Section("Images that changed", (_examples(data, scoring, before, after, places, draw),)),
             *_reliability(before, after, baseline.name, row.name),
             *_classes(scoring, before, after),
         ]
@@ -110,15 +114,58 @@ def _decision_section(
 
 
 def _rows_section(rows: Sequence[Row], row: Row) -> Section:
-    titles, lines = cells(rows)
-    strong = frozenset(k for k, other in enumerate(rows) if other is row)
     figure = Figure(gain_against_cost(rows, {row.name}), "gain against cost", "Every alternative, named at the right.")
-    table = Table(tuple(titles), tuple(map(tuple, lines)), "Costs and times are multiples of the first row's.", strong)
-    return Section("Gain against cost", (figure, table))
+    unit, scale = unit_of(row.metric)
+    base = next(other for other in rows if other.gain is None)
+    lines = []
+    for other in rows:
+        gain, interval = ("", "") if other.gain is None else _split(other.gain.describe(unit, scale), unit)
+        counts = ("", "") if other.gain is None else (f"{other.corrected:,}", f"{other.broken:,}")
+        time = f"{other.seconds / base.seconds:.2f}" if other.seconds and base.seconds else ""
+        lines.append(
+            (other.name, shown(row.metric, other.value), gain, interval, *counts, describe_cost(other.cost), time)
+        )
+    titles = ("", row.metric, f"gain, {unit}", "95 % CI", "corrected", "broken", "cost (95 % CI)", "time")
+    strong = frozenset(k for k, other in enumerate(rows) if other is row)
+    words = f"Time is a multiple of that of {base.name}. Cost is in {row.cost_unit}."
+    return Section(
+        "Gain against cost", (figure, Table(titles, tuple(lines), words, strong), *_other_metrics(rows, row))
+    )
+
+
+def _split(described: str, unit: str) -> tuple[str, str]:
+    """The estimate, and the interval."""
+    estimate, _, interval = described.partition(f" {unit} (")
+    return estimate, interval.partition(" CI ")[2].rstrip(")")
+
+
+def _other_metrics(rows: Sequence[Row], row: Row) -> list[Table]:
+    names = [name for name in row.metrics if name != row.metric and all(name in other.metrics for other in rows)]
+    lines = tuple((other.name, *(shown(name, other.metrics[name]) for name in names)) for other in rows)
+    return [Table(("", *names), lines)] if names else []
+
+
+def strip_of(data: Data, scoring: Scoring, outputs: Callable[[int], Sequence[Tensor]]) -> Strip:
+    """Draws an image with its labels, and the class maps that two recipes give it.
+
+    Args:
+        outputs: of an image by its index, the logits (K, h, w) before and after.
+    """
+
+    def draw(index: int) -> Image.Image:
+        assert not isinstance(data, FromBatches)
+        image, target = data[index].read()
+        assert not isinstance(target, int)
+        maps = [target, *(class_map(at_size(two_class(o[None]).float(), target.shape)[0]) for o in outputs(index))]
+        known = np.unique(np.asarray(target))
+        count = max(len(scoring.classes), 2, int(known[known != scoring.ignore].max(initial=0)) + 1)
+        return strip(image, [np.asarray(m, np.int64) for m in maps], scoring.classes, count)
+
+    return draw
 
 
 def _examples(
-    data: Data, scoring: Scoring, before: Stats, after: Stats, places: NDArray[np.int64], strip: Strip | None
+    data: Data, scoring: Scoring, before: Stats, after: Stats, places: NDArray[np.int64], draw: Strip | None
 ) -> Block:
     if isinstance(data, FromBatches):
         return Text("Images are shown for data that is named, not for batches.")
@@ -128,20 +175,21 @@ def _examples(
     for mark, rows, sign in (("corrected", better, 1), ("broken", worse, -1)):
         order = sorted(np.flatnonzero(rows), key=lambda k: sign * change[k])
         for k in order[:EXAMPLES]:
-            drawn = _thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, strip)
+            drawn = _thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, draw)
             thumbs += [] if drawn is None else [drawn]
     if not thumbs:
         return Text("No image is corrected or broken.")
     counts = f"{int(better.sum()):,} corrected, {int(worse.sum()):,} broken."
-    return Thumbnails(tuple(thumbs), f"{counts} Those that change most:", wide=strip is not None)
+    parts = " Each strip: image, labels, before, after, and what changed." if draw is not None else ""
+    return Thumbnails(tuple(thumbs), f"{counts} Those that change most are shown.{parts}", wide=draw is not None)
 
 
-def _thumbnail(data: Any, index: int, caption: str, mark: str, strip: Strip | None) -> Thumbnail | None:
+def _thumbnail(data: Any, index: int, caption: str, mark: str, draw: Strip | None) -> Thumbnail | None:
     try:
-        image = strip(index) if strip is not None else data[index].image().convert("RGB")
+        image = draw(index) if draw is not None else data[index].image().convert("RGB")
     except (DataError, OSError):  # it was there when it was measured
         return None
-    if strip is None:
+    if draw is None:
         image.thumbnail((SIDE, SIDE))
     return Thumbnail(image, caption or data[index].id, mark)
 
