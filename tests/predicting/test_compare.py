@@ -142,6 +142,25 @@ def test_recipes_that_agree_gain_nothing(pair, images, tmp_path):
     assert (done.gain.estimate, done.disagreements) == (0, ()) and "Keep" in str(done)
 
 
+def test_a_part_that_was_drawn_with_another_seed_is_refused(pair, images, truth, tmp_path):
+    out = tmp_path / "to_label.csv"
+    compare(*pair, images, out, seed=1, count=4)
+    label(out, truth)
+    assert len(compare(*pair, images, out, labels=out, seed=1, count=4).labels) == 4
+    with pytest.raises(DataError, match="another seed than 0"):
+        compare(*pair, images, out, labels=out)
+
+
+def test_images_that_cannot_be_read_are_counted(pair, images, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "a.png").write_text("no image")
+    with pytest.raises(DataError, match="none of the images could be read"):
+        compare(*pair, folder, tmp_path / "a.csv")
+    done = compare(*pair, [images, folder], tmp_path / "b.csv")
+    assert (done.images, done.errors) == (COUNT, 1) and "1 could not be read" in str(done)
+
+
 def damaged(rows, **changes):
     rows[1] |= changes
     return rows

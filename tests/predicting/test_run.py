@@ -331,6 +331,23 @@ def test_tables_of_one_stem_have_masks_of_their_own(nets, tmp_path):
         assert row["mask"].startswith("m.jsonl.masks/") and (tmp_path / row["mask"]).is_file()
 
 
+def test_masks_of_images_that_changed_meanwhile_do_not_stay(nets, tmp_path, monkeypatch):
+    folder, out = photos(tmp_path / "photos", 3), tmp_path / "m.jsonl"
+    interrupted(monkeypatch, f"{nets}:segmenter", folder, out, recipe="plain")
+    (folder / "0001.png").rename(folder / "1111.png")
+    unstride.predict(f"{nets}:segmenter", folder, out, recipe="plain")
+    masks = [path.relative_to(tmp_path).as_posix() for path in (tmp_path / "m.jsonl.masks").rglob("*.png")]
+    assert sorted(masks) == sorted(row["mask"] for row in read(out))
+
+
+def test_a_model_whose_answers_depend_on_the_batch_is_a_warning(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 64)
+    loaded = models.load(f"{nets}:net")
+    mixing = torch.nn.Sequential(loaded.model, torch.nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    with pytest.warns(UnstrideWarning, match="depends on the images beside it"):
+        unstride.predict(replace(loaded, model=mixing), folder, tmp_path / "p.jsonl", recipe="plain")
+
+
 def test_a_table_without_a_suffix_is_told_where_masks_go(nets, tmp_path):
     folder = photos(tmp_path / "photos", 1)
     with pytest.raises(OptionError, match=r"ends in \.jsonl \.csv \.parquet; .*beside it, as m\.csv\.masks/ of m\.csv"):

@@ -76,30 +76,30 @@ def compare(
         "seed": seed,
         "progress": not as_json,
     }
-    found = comparing.compare(base, new, images, target, labels, **options)
+    result = comparing.compare(base, new, images, target, labels, **options)
     if page:
-        typer.echo(str(found))
-        found.serve(port)
-        found = comparing.compare(base, new, images, target, _if_labelled(found), **options)
-    typer.echo(strict_json.dumps(_plain(found)) if as_json else str(found))
+        typer.echo(str(result))
+        result.serve(port)
+        result = comparing.compare(base, new, images, target, _if_labelled(result), **options)
+    typer.echo(strict_json.dumps(_plain(result)) if as_json else str(result))
 
 
-def _if_labelled(found: Comparison) -> Path | None:
+def _if_labelled(result: Comparison) -> Path | None:
     from unstride.predicting import labels
 
-    return found.out if any(row.label for row in labels.read(found.out).values()) else None
+    return result.out if any(row.label for row in labels.read(result.out).values()) else None
 
 
-def _plain(found: Comparison) -> dict[str, Any]:
-    decision, gain = found.decision, found.gain
+def _plain(result: Comparison) -> dict[str, Any]:
+    decision, gain = result.decision, result.gain
     return {
-        "images": found.images,
-        "errors": found.errors,
-        "disagreements": len(found.disagreements),
-        "labelled": len(found.labels),
-        "cost": found.cost,
+        "images": result.images,
+        "errors": result.errors,
+        "disagreements": len(result.disagreements),
+        "labelled": len(result.labels),
+        "cost": result.cost,
         "gain": None if gain is None else {"estimate": gain.estimate, "low": gain.low, "high": gain.high},
         "verdict": None if decision is None else decision.verdict,
-        "text": str(found),
-        "out": str(found.out),
+        "text": str(result),
+        "out": str(result.out),
     }

@@ -175,24 +175,29 @@ def compare(
     folder = out.with_name(out.name + ".runs")
     folder.mkdir(exist_ok=True)
     runs = [_predicted(pipeline, images, folder, batch_size, progress) for pipeline in pipelines]
-    tables = [_answers(Path(run.out)) for run in runs]
+    answered, differing = _differing(folder, runs, to_base)
+    if not answered:
+        raise DataError(f"{images}: none of the images could be read or run. The errors are in {runs[0].out}.")
+    order = tuple(sorted(differing, key=lambda d: _draw(seed, "draw", d.image)))
+    errors, cost = runs[0].images - answered, _cost(*runs)
+    result = Comparison(answered, errors, order, pipelines[0].classes, cost, out, images, seed, count, margin)
+    if labels is not None:
+        return replace(result, labels=_labels(result, Path(labels)))
+    label_files.update(out, result.rows())
+    return result
+
+
+def _differing(folder: Path, runs: Sequence[PredictSummary], to_base: dict[int, int]) -> tuple[int, list[Disagreement]]:
+    """How many images both recipes answered, and those with different answers."""
     answered, differing = 0, []
-    for (image, before), (name, after) in zip(*tables, strict=True):
+    for (image, before), (name, after) in zip(*(_answers(Path(run.out)) for run in runs), strict=True):
         if image != name:
-            raise DataError(f"{folder}: the tables list other images ({image}, {name}). Remove the folder.")
+            raise DataError(f"{folder}: the tables have other images ({image}, {name}). Remove the folder.")
         if before is not None and after is not None:
             answered += 1
             if before != to_base.get(after, after):
                 differing.append(Disagreement(image, before, to_base.get(after, after)))
-    order = sorted(differing, key=lambda d: _draw(seed, "draw", d.image))
-    classes = pipelines[0].classes
-    found = Comparison(
-        answered, runs[0].images - answered, tuple(order), classes, _cost(*runs), out, images, seed, count, margin
-    )
-    if labels is not None:
-        return _labelled(found, Path(labels))
-    label_files.update(out, found.rows())
-    return found
+    return answered, differing
 
 
 def _opened(recipe: Any, model: Any, options: dict[str, Any]) -> Pipeline:
@@ -236,39 +241,45 @@ def _draw(seed: int, what: str, image: str) -> bytes:
     return hashlib.sha256(f"{seed}|{what}|{image}".encode()).digest()
 
 
-def _labelled(found: Comparison, path: Path) -> Comparison:
-    """With the labels of a file, checked: of these images, in the drawn order, without gaps."""
-    rows = label_files.read(path)
-    places = {d.image: k for k, d in enumerate(found.disagreements)}
-    for line, row in rows.items():
-        if row.image not in places:
-            raise DataError(
-                f"{path}, line {line}: the recipes do not disagree on {row.image}, or it is not among the images. Give "
-                f"the file that this comparison wrote."
-            )
-    share = len(rows) / max(1, len(places))
-    for line, row in rows.items():
-        if abs(row.probability - share) > _FINEST:
-            raise DataError(
-                f"{path}, line {line}: its probability is {row.probability:g}, but {len(rows):,} of {len(places):,} "
-                f"disagreements are in the file. Give a file with all the rows that this comparison wrote."
-            )
-    by_place = sorted((places[row.image], line, row) for line, row in rows.items())
+def _labels(result: Comparison, path: Path) -> tuple[int, ...]:
+    """The labels of a file, checked: of these images, in the order that was drawn, without gaps."""
     labels: list[int] = []
     gap = ""
-    for _, line, row in by_place:
+    for line, row in _in_order(result, path):
         if not row.label:
             gap = gap or f"line {line} ({row.image})"
         elif gap:
             raise DataError(
                 f"{path}: {gap} has no label, but line {line} has one. Labels count in the order of the file, so that "
-                f"they are a random part: label that image, too, or write {NEITHER!r} where no class is right."
+                f"they are a random part: label that image, too, or write {NEITHER!r} where no answer is right."
             )
         else:
             try:
-                labels.append(found.label_of(row.label))
+                labels.append(result.label_of(row.label))
             except DataError as error:
                 raise DataError(f"{path}, line {line}: {error}") from error
-    if found.disagreements and not labels:
+    if result.disagreements and not labels:
         raise DataError(f"{path}: no row has a label. Write the class of each image into the column `label`.")
-    return replace(found, labels=tuple(labels))
+    return tuple(labels)
+
+
+def _in_order(result: Comparison, path: Path) -> list[tuple[int, LabelRow]]:
+    """(line, row) in the order that was drawn; the file may be sorted in any way, but it must have all its rows."""
+    rows = label_files.read(path)
+    places = {d.image: k for k, d in enumerate(result.disagreements)}
+    share = len(rows) / max(1, len(places))
+    for line, row in rows.items():
+        if row.image not in places:
+            raise DataError(
+                f"{path}, line {line}: the recipes do not disagree on {row.image}, or it is not among the images. Give "
+                "the file that this comparison wrote."
+            )
+        if abs(row.probability - share) > _FINEST:
+            raise DataError(
+                f"{path}, line {line}: its probability is {row.probability:g}, but {len(rows):,} of {len(places):,} "
+                "disagreements are in the file. Give a file with all the rows that this comparison wrote."
+            )
+    order = sorted((places[row.image], line) for line, row in rows.items())
+    if [place for place, _ in order] != list(range(len(order))):
+        raise DataError(f"{path}: its images were drawn with another seed than {result.seed}. Give that seed.")
+    return [(line, rows[line]) for _, line in order]

@@ -171,11 +171,11 @@ def _parquet(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: Walk)
 
 
 def _image_column(name: str, schema: Any) -> str:
-    found = [f.name for f in schema if "binary" in str(f.type)]  # also struct<bytes: binary, path: string>
-    named = [column for column in _COLUMNS if column in found]
-    if len(found) != 1 and not named:
+    binary = [f.name for f in schema if "binary" in str(f.type)]  # also struct<bytes: binary, path: string>
+    named = [column for column in _COLUMNS if column in binary]
+    if len(binary) != 1 and not named:
         raise DataError(f"{name}: columns {', '.join(schema.names)}; expected one of images as bytes, called image")
-    return found[0] if len(found) == 1 else named[0]
+    return binary[0] if len(binary) == 1 else named[0]
 
 
 def _cell(row: str, value: Any) -> Path | bytes:

@@ -47,13 +47,13 @@ class ImageInputs:
     inputs: str | Path | Sequence[str | Path]
     repeated: tuple[int, str] = (0, "")
     links: tuple[int, str] = (0, "")
-    _texts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         several = [self.inputs] if isinstance(self.inputs, str | Path) else self.inputs
         if not isinstance(several, Sequence) or not all(isinstance(i, str | Path) for i in several) or not several:
             raise OptionError(f"images: got {self.inputs!r:.60}, expected {FORMS}.")
-        self._texts = [_checked(str(text)) for text in several]
+        self.texts = [_checked(str(text)) for text in several]
 
     def __iter__(self) -> Iterator[Entry]:
         return self._entries(Walk())
@@ -70,7 +70,7 @@ class ImageInputs:
     def _entries(self, walk: Walk) -> Iterator[Entry]:
         seen: set[bytes] = set()
         count, first = 0, ""
-        for text in self._texts:
+        for text in self.texts:
             for entry in _entries(text, walk):
                 identity = hashlib.blake2b(entry.identity.encode(errors="surrogateescape"), digest_size=_IDENTITY)
                 if identity.digest() in seen:

@@ -19,6 +19,7 @@ from unstride.predicting import labels as label_files
 from unstride.predicting.containers import Entry
 from unstride.predicting.inputs import ImageInputs
 from unstride.predicting.labels import LabelRow
+from unstride.predicting.rows import readable
 from unstride.storage import strict_json
 from unstride.views.images import open_image
 
@@ -37,7 +38,10 @@ class LabelPage:
         self.comparison, self.lock = comparison, threading.Lock()
         self.rows = label_files.update(comparison.out, comparison.rows())
         wanted = {row.image for row in self.rows}
-        self.entries: dict[str, Entry] = {e.name: e for e in ImageInputs(comparison.inputs) if e.name in wanted}
+        self.entries: dict[str, Entry] = {}
+        for entry in ImageInputs(comparison.inputs):
+            if readable(entry.name) in wanted:
+                self.entries[readable(entry.name)] = entry
         self.token = secrets.token_urlsafe(16)
 
     @property

@@ -27,7 +27,7 @@ from unstride.views.source import Canvas, PILImages, Source, to_device
 
 PART = 256  # images; batches do not reach across parts, so rows do not depend on who made a part, or when
 BATCH = 32
-MAPS = 16  # images with maps that are held together
+MAPS = 16  # images with maps that run together
 _MAP_COPIES = 64  # bytes that the maps of an image take, for each byte of the image
 
 
@@ -153,8 +153,8 @@ class PartRunner:
         if isinstance(result, str):
             yield from ((image, result, 0) for image in group)
             return
-        found = zip(group, result.predictions(self.better.assumed), result.record.pass_counts, strict=True)
-        yield from ((image, p.problem or p, passes) for image, p, passes in found)
+        answers = zip(group, result.predictions(self.better.assumed), result.record.pass_counts, strict=True)
+        yield from ((image, p.problem or p, passes) for image, p, passes in answers)
 
     def _row(self, part: int, image: PreparedImage, p: Prediction | str, passes: int) -> Row:
         if isinstance(p, str):

@@ -63,9 +63,9 @@ class RayPredictor:
         images = [self._prepared(k, image, names) for k, image in enumerate(_images(batch))]
         rows = self.runner.run(0, images).rows
         titles, cells = self.runner.columns.flat_names, [self.runner.columns.flat(row) for row in rows]
-        kept = {name: values for name, values in batch.items() if name not in ("image", "bytes", "path")}
+        others = {name: values for name, values in batch.items() if name not in ("image", "bytes", "path")}
         columns = {name: _column([row[k] for row in cells]) for k, name in enumerate(titles)}
-        return {**kept, **columns}
+        return {**others, **columns}
 
     def _prepared(self, index: int, image: Any, names: list[str] | None) -> PreparedImage:
         name = names[index] if names is not None else f"{index:08d}"
@@ -125,9 +125,9 @@ class PartWorker:
 
     def __init__(self, digest: str, threads: int, options: Mapping[str, Any]) -> None:
         torch.set_num_threads(threads)  # another number of threads rounds differently
-        given = dict(options)
-        top, batch_size, out = (given.pop(name) for name in ("top", "batch_size", "out"))
-        pipeline = open_pipeline(given.pop("model"), **given)
+        keywords = dict(options)
+        top, batch_size, out = (keywords.pop(name) for name in ("top", "batch_size", "out"))
+        pipeline = open_pipeline(keywords.pop("model"), **keywords)
         about = {**pipeline.key(pipeline.base.example()), "classes": list(pipeline.classes)}
         if text_digest(about) != digest:
             raise OptionError("a worker of the cluster has other networks or another recipe than this process.")

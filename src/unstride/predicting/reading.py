@@ -46,8 +46,8 @@ class PreparedImage:
 
     @property
     def bytes(self) -> int:
-        kept = 0 if self.image is None else 3 * self.image.width * self.image.height
-        return kept + sum(x.numel() * x.element_size() for x in self.views.values())
+        pixels = 0 if self.image is None else 3 * self.image.width * self.image.height
+        return pixels + sum(x.numel() * x.element_size() for x in self.views.values())
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Preparation:
         """A decoded image with the views that every image gets."""
         alone = PILImages([image], self.preprocess)
         views = {view: alone.render(view)[0] for view in self.views}
-        kept = image if self.keeps else None
-        return PreparedImage(index, name, (image.height, image.width), views, kept, content=content)
+        return PreparedImage(
+            index, name, (image.height, image.width), views, image if self.keeps else None, content=content
+        )
 
 
 def _opened(data: Path | bytes, source: Path | bytes) -> Image.Image:

@@ -81,7 +81,7 @@ class Columns:
             self.file or "": file,
             "error": None,
         }
-        return {"image": _readable(name)} | {key: values[key] for key in (*self.many, *self.single)}
+        return {"image": readable(name)} | {key: values[key] for key in (*self.many, *self.single)}
 
     def _answer(self, p: Prediction, classes: Sequence[str]) -> Row:
         names = tuple(classes)
@@ -101,8 +101,8 @@ class Columns:
 
     def error(self, name: str, why: str) -> Row:
         """An image without an answer, in the same columns."""
-        nothing: Row = {"image": _readable(name), **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
-        return {**nothing, "error": _readable(why)}
+        nothing: Row = {"image": readable(name), **dict.fromkeys(self.many), **dict.fromkeys(self.single)}
+        return {**nothing, "error": readable(why)}
 
     def flat(self, row: Mapping[str, Any]) -> list[Any]:
         """For tables without lists: a column for each of the classes."""
@@ -123,7 +123,7 @@ def confidence(p: Prediction) -> float:
     return float(p.meaning.confidence(p.output[None], "probability").double().mean())
 
 
-def _readable(name: str) -> str:
+def readable(name: str) -> str:
     r"""Text that every table can hold: bytes of a file's name that are no UTF-8 as \xff."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 

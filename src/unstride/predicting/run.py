@@ -176,16 +176,16 @@ def open_runner(pipeline: Pipeline, top: int = 5, batch_size: int | None = None,
 
 
 def _check_masks(runner: PartRunner, inputs: ImageInputs, out: Path) -> None:
-    for given in map(Path, [inputs.inputs] if isinstance(inputs.inputs, str | Path) else inputs.inputs):
-        inside = given.is_dir() and out.is_relative_to(os.path.realpath(given))
+    for folder in map(Path, inputs.texts):
+        inside = folder.is_dir() and out.is_relative_to(os.path.realpath(folder))
         if runner.columns.file == "mask" and inside:
             raise OptionError(
-                f"--out {out}: its masks would lie in {given}, among the images; give a name in another folder"
+                f"--out {out}: its masks would lie in {folder}, among the images; give a name in another folder"
             )
 
 
 def _shown(job: PredictJob) -> str:
-    return str(job.inputs.inputs)[:200]
+    return ", ".join(job.inputs.texts)[:200]
 
 
 def _finished(job: PredictJob, key: RunKey, survey: Survey) -> PredictSummary | None:
@@ -293,12 +293,12 @@ def _join(
     job: PredictJob, cache: Cache, parts: PartList, survey: Survey, seconds: float, waiting: float
 ) -> PredictSummary:
     """The parts as one table, and what made it beside it."""
-    totals = TableTotals(cache, parts)
+    masks = job.runner.masks
+    totals = TableTotals(cache, parts, masks)
     whole = job.folder / job.out.name  # what a crash leaves of it is removed with the parts
     write_table(whole, job.runner.columns, totals.rows())
     os.replace(whole, job.out)
     good = max(1, totals.good)
-    masks = job.runner.masks
     summary = PredictSummary(
         out=str(job.out),
         images=parts.count,
@@ -318,7 +318,7 @@ def _join(
         "run": cache.key.digest,
         "listing": survey.digest,
         **cache.key.settings,
-        "inputs": _shown(job),
+        "inputs": job.inputs.texts,
         **provenance(),
         "read": text_digest(totals.read),
         "done": asdict(summary),

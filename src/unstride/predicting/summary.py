@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from unstride.errors import DataError
 from unstride.predicting.containers import Entry
@@ -96,6 +97,7 @@ class TableTotals:
 
     cache: Cache
     parts: PartList
+    masks: Path | None = None
     errors: int = 0
     good: int = 0
     changed: float = 0.0
@@ -116,6 +118,8 @@ class TableTotals:
                     "torchrun and on Ray, do all processes see the same folder?"
                 )
             self._add(part)
+            if self.masks is not None:
+                _remove_others(self.masks / f"{number:06d}", part.rows)
             yield from part.rows
 
     def _add(self, part: PartResult) -> None:
@@ -131,3 +135,11 @@ class TableTotals:
                 self.good += 1
                 self.changed += row["changed"]
                 self.cost += row["cost"]
+
+
+def _remove_others(folder: Path, rows: Sequence[Row]) -> None:
+    """Maps of images that an earlier run had in this part, and that were changed since."""
+    names = {Path(row.get("mask") or row.get("map") or "").name for row in rows}
+    for path in folder.glob("*"):
+        if path.name not in names:
+            path.unlink()
