@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import unstride
-from unstride import models
+from unstride import data, models
 from unstride.errors import ArtefactError, InputError, PreprocessAssumed, SpecError
 
 pytest.importorskip("onnxruntime")
@@ -16,8 +16,9 @@ def exported(tmp_path_factory):
     """A gated recipe as two files: of prepared tensors, and of pixels."""
     folder = tmp_path_factory.mktemp("onnx")
     better = unstride.enhance(models.load("sample"), recipe="default")
-    unstride.export(better, folder / "tensor.onnx", checked=8)
-    unstride.export(better, folder / "pixels.onnx", from_pixels=True, checked=8)
+    images = [item.image() for item in data.load("sample", models.load("sample").preprocess, limit=16)]
+    unstride.export(better, folder / "tensor.onnx", images=images)
+    unstride.export(better, folder / "pixels.onnx", images=images, from_pixels=True)
     return folder
 
 
