@@ -1,4 +1,6 @@
-"""What several commands print alike: within the width of the terminal, and everything in a pipe."""
+"""Printing for all commands: no line is wider than the terminal, and nothing is cut off in a pipe."""
+
+from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
@@ -7,11 +9,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WIDE = 150  # columns of a file, which has no edge to wrap at
+WIDE = 150  # columns of a file or pipe
 
 
-def screen(stderr: bool = False) -> "Console":
-    """Wraps at the terminal's edge, or at COLUMNS where somebody set it."""
+def screen(stderr: bool = False) -> Console:
+    """A console that wraps at the terminal's width, or at the environment variable COLUMNS."""
     from rich.console import Console
 
     console = Console(stderr=stderr)
@@ -20,8 +22,8 @@ def screen(stderr: bool = False) -> "Console":
     return Console(stderr=stderr, soft_wrap=True, width=WIDE)
 
 
-def print_table(console: "Console", table: "Table") -> None:
-    """The table, or where it is wider than the screen, its rows as lists of `name value`: no figure is cut off."""
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; where it is wider than the screen, each row as a list of `name value`."""
     from rich.markup import escape
     from rich.padding import Padding
 
