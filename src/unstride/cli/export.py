@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, Device, ImageSize, Specs, Task, Weights
+from unstride.cli.options import AsJson, Device, ImageSize, Limit, Specs, Task, Weights
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
@@ -27,7 +27,7 @@ def export(
     images: Annotated[
         Path | None, typer.Option(help="Folder of images to check the file with. Default: generated images.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Check with at most this many images.")] = 256,
+    limit: Limit = 256,
     image_size: ImageSize = None,
     weights: Weights = "default",
     task: Task = None,
@@ -43,7 +43,12 @@ def export(
     import unstride
 
     pipeline = recipe.pipeline(specs, weights, task, device, execution="auto")
-    options: dict[str, Any] = {"from_pixels": from_pixels, "quantize": quantize, "images": images, "checked": limit}
+    options: dict[str, Any] = {
+        "from_pixels": from_pixels,
+        "quantize": quantize,
+        "images": images,
+        "checked": limit or 256,
+    }
     written = unstride.export(pipeline, out, example=image_size, **options)
     if as_json:
         typer.echo(strict_json.dumps({"spec": pipeline.spec, **asdict(written), "path": str(out)}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from unstride.exporting.builder import Builder
+from unstride.exporting.builder import OnnxBuilder
 from unstride.tasks.tasks import Directions, Labels, Task
 
 _TINY = 1e-12
@@ -31,7 +31,7 @@ class Arithmetic:
         return self.classes == 1 or isinstance(self.task, Labels)
 
     # -- what is averaged
-    def encode(self, b: Builder, x: str) -> str:
+    def encode(self, b: OnnxBuilder, x: str) -> str:
         if self.combine == "probabilities":
             return b.op("Sigmoid", x) if self.sigmoid else b.op("Softmax", x, axis=2)
         if self.combine != "directions":
@@ -40,7 +40,7 @@ class Arithmetic:
         norm = _norm(b, flat, 2)
         return b.op("Concat", b.op("Div", flat, _at_least(b, norm)), norm, axis=2)
 
-    def decode(self, b: Builder, mean: str) -> str:
+    def decode(self, b: OnnxBuilder, mean: str) -> str:
         if self.combine == "probabilities" and self.sigmoid:
             p = b.op("Clip", mean, b.constant(1e-7), b.constant(1 - 1e-7))
             return b.op("Log", b.op("Div", p, b.op("Sub", b.constant(1.0), p)))
@@ -54,7 +54,7 @@ class Arithmetic:
         return b.op("Mul", b.op("Div", vectors, _at_least(b, _norm(b, vectors, 1))), length)
 
     # -- confidence
-    def votes(self, b: Builder, x: str) -> str:
+    def votes(self, b: OnnxBuilder, x: str) -> str:
         """What agreement counts, summed over states: (n, K)."""
         if isinstance(self.task, Directions):
             flat = b.op("Reshape", x, b.constant([0, 0, -1]))
@@ -66,7 +66,7 @@ class Arithmetic:
             each = self._one_hot(b, b.op("ArgMax", logits, axis=2, keepdims=0))
         return b.op("ReduceSum", each, b.constant([1]), keepdims=0)
 
-    def confidence(self, b: Builder, value: str, by: str, votes: str = "", passes: str = "") -> str:
+    def confidence(self, b: OnnxBuilder, value: str, by: str, votes: str = "", passes: str = "") -> str:
         """(n,), of combined values; of maps the mean over pixels. `passes`: how many outputs voted."""
         if by == "agreement":
             return self._agreement(b, value, votes, passes)
@@ -85,7 +85,7 @@ class Arithmetic:
             each = first if by == "probability" else b.op("Sub", first, b.op("Gather", two, b.constant(1), axis=1))
         return self._mean(b, each, self.rank - 1)
 
-    def _label_confidence(self, b: Builder, p: str, by: str) -> str:
+    def _label_confidence(self, b: OnnxBuilder, p: str, by: str) -> str:
         q = b.op("Sub", b.constant(1.0), p)
         if by == "entropy":
             parts = [b.op("Mul", v, b.op("Log", _at_least(b, v))) for v in (p, q)]
@@ -94,7 +94,7 @@ class Arithmetic:
         each = b.op("Abs", b.op("Sub", p, q)) if by == "margin" else b.op("Max", p, q)
         return b.op("ReduceMin", each, b.constant(list(range(1, self.rank))), keepdims=0)
 
-    def _agreement(self, b: Builder, value: str, votes: str, passes: str) -> str:
+    def _agreement(self, b: OnnxBuilder, value: str, votes: str, passes: str) -> str:
         """The share of passes that give the final answer."""
         count = b.op("Cast", passes, to=1)
         if isinstance(self.task, Directions):
@@ -111,23 +111,23 @@ class Arithmetic:
         total = b.op("ReduceSum", b.op("Mul", votes, final), b.constant([1]), keepdims=0)
         return b.op("Div", total, count)
 
-    def _one_hot(self, b: Builder, index: str) -> str:
+    def _one_hot(self, b: OnnxBuilder, index: str) -> str:
         return b.op("OneHot", index, b.constant(max(2, self.classes)), b.constant([0.0, 1.0]), axis=-1)
 
-    def _two_class(self, b: Builder, logits: str, axis: int) -> str:
+    def _two_class(self, b: OnnxBuilder, logits: str, axis: int) -> str:
         """One logit means sigmoid: two classes with logits (0, z)."""
         if self.classes > 1:
             return logits
         return b.op("Concat", b.op("Mul", logits, b.constant(0.0)), logits, axis=axis)
 
-    def _mean(self, b: Builder, each: str, rank: int) -> str:
+    def _mean(self, b: OnnxBuilder, each: str, rank: int) -> str:
         """Over all axes but the first."""
         return each if rank == 1 else b.op("ReduceMean", each, b.constant(list(range(1, rank))), keepdims=0)
 
 
-def _norm(b: Builder, x: str, axis: int) -> str:
+def _norm(b: OnnxBuilder, x: str, axis: int) -> str:
     return b.op("ReduceL2", x, b.constant([axis]), keepdims=1)
 
 
-def _at_least(b: Builder, x: str) -> str:
+def _at_least(b: OnnxBuilder, x: str) -> str:
     return b.op("Max", x, b.constant(_TINY))

@@ -25,7 +25,7 @@ def extra(module: str) -> Any:
 
 
 @dataclass(eq=False)
-class Builder:
+class OnnxBuilder:
     """A graph under construction.
 
     Example: `y = b.op("Add", x, b.constant(1.0))`.
@@ -36,9 +36,9 @@ class Builder:
     initializers: list[Any] = field(default_factory=list)
     _constants: dict[Any, str] = field(default_factory=dict)
 
-    def inner(self) -> Builder:
+    def inner(self) -> OnnxBuilder:
         """For a subgraph: it may read all values of this one."""
-        return Builder(self.numbers)
+        return OnnxBuilder(self.numbers)
 
     def name(self, hint: str = "v") -> str:
         return f"{hint}_{next(iter(self.numbers))}"
@@ -74,7 +74,11 @@ class Builder:
 
     # -- control flow
     def condition(
-        self, test: str, yes: Callable[[Builder], Sequence[str]], no: Callable[[Builder], Sequence[str]], dtype: str
+        self,
+        test: str,
+        yes: Callable[[OnnxBuilder], Sequence[str]],
+        no: Callable[[OnnxBuilder], Sequence[str]],
+        dtype: str,
     ) -> list[str]:
         """The results of one of two branches; each branch holds its own constants."""
         made = []
@@ -85,11 +89,11 @@ class Builder:
         return self.ops("If", test, count=len(made[0].output), then_branch=made[0], else_branch=made[1])
 
     def switch(
-        self, index: str, cases: Sequence[Callable[[Builder], Sequence[str]]], dtype: str = "FLOAT"
+        self, index: str, cases: Sequence[Callable[[OnnxBuilder], Sequence[str]]], dtype: str = "FLOAT"
     ) -> list[str]:
         """The results of the case with this number."""
 
-        def build(inner: Builder, first: int) -> Sequence[str]:
+        def build(inner: OnnxBuilder, first: int) -> Sequence[str]:
             if first == len(cases) - 1:
                 return cases[first](inner)
             test = inner.op("Equal", index, inner.constant(first))
@@ -98,16 +102,16 @@ class Builder:
         return list(build(self, 0))
 
 
-def table(b: Builder, values: Sequence[Any], index: str) -> str:
+def table(b: OnnxBuilder, values: Sequence[Any], index: str) -> str:
     """The entry of a list that is known when the file is written."""
     return values_at(b, np.asarray(values), index)
 
 
-def values_at(b: Builder, values: Array, index: str) -> str:
+def values_at(b: OnnxBuilder, values: Array, index: str) -> str:
     return b.op("Gather", b.constant(values), index, axis=0)
 
 
-def spliced(b: Builder, model: Any, inputs: Sequence[str]) -> list[str]:
+def spliced(b: OnnxBuilder, model: Any, inputs: Sequence[str]) -> list[str]:
     """Another model's graph inside this one, its weights as initializers of this graph; the names of its outputs."""
     onnx = extra("onnx")
     prefix = b.name("net") + "/"

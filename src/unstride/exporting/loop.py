@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from unstride.exporting.arithmetic import Arithmetic
-from unstride.exporting.builder import IR, OPSET, Array, Builder, extra, spliced, values_at
+from unstride.exporting.builder import IR, OPSET, Array, OnnxBuilder, extra, spliced, values_at
 from unstride.exporting.passes import ExportPass, total_outputs, total_weights
 from unstride.recipe.recipe import Recipe
 from unstride.tasks.tasks import TASKS
@@ -27,7 +27,7 @@ from unstride.tasks.tasks import TASKS
 RESERVED = ("confidence", "pass_count", "cost")
 NEVER, ALWAYS = -1.0, 2.0  # thresholds that no image is below, and that all are below
 THRESHOLDS = "gate_thresholds"  # the initializer that holds them
-Step = Callable[[Builder, str], str]  # of a value on a graph
+Step = Callable[[OnnxBuilder, str], str]  # of a value on a graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class GraphPlan:
 
 def recipe_graph(plan: GraphPlan, metadata: Mapping[str, str]) -> Any:
     """The ONNX model."""
-    onnx, b = extra("onnx"), Builder()
+    onnx, b = extra("onnx"), OnnxBuilder()
     batch = b.op("Gather", b.op("Shape", "images"), b.constant(0), axis=0)
     state = _State.started(b, plan, batch)
     body = _Body(plan).graph(b.inner(), state)
@@ -132,7 +132,7 @@ class _State:
         votes = values[2 + count] if self.plan.by_agreement else ""
         return _State(self.plan, values[0], values[1], list(values[2 : 2 + count]), votes)
 
-    def infos(self, b: Builder, names: Sequence[str]) -> list[Any]:
+    def infos(self, b: OnnxBuilder, names: Sequence[str]) -> list[Any]:
         kinds = ["INT64", "INT64", *["FLOAT"] * (len(names) - 2)]
         return [b.info(name, kind, shape) for name, kind, shape in zip(names, kinds, self._shapes(), strict=True)]
 
@@ -145,7 +145,7 @@ class _State:
         return [[None], ["batch"], *totals, *votes]
 
     @classmethod
-    def started(cls, b: Builder, plan: GraphPlan, batch: str) -> _State:
+    def started(cls, b: OnnxBuilder, plan: GraphPlan, batch: str) -> _State:
         rows = b.op("Range", b.constant(0), batch, b.constant(1))
         one = b.op("Unsqueeze", batch, b.constant([0]))
 
@@ -175,7 +175,7 @@ def _votes(plan: GraphPlan) -> int:
 class _Body:
     plan: GraphPlan
 
-    def graph(self, b: Builder, outer: _State) -> Any:
+    def graph(self, b: OnnxBuilder, outer: _State) -> Any:
         names = [b.name("carried") for _ in outer.values]
         state = outer.with_values(names)
         index = b.name("pass")
@@ -189,16 +189,16 @@ class _Body:
         return b.graph("one_pass", inputs, outs)
 
     # -- one pass
-    def _network(self, b: Builder, index: str, rows: str) -> list[str]:
+    def _network(self, b: OnnxBuilder, index: str, rows: str) -> list[str]:
         """The outputs of the pass, brought back over the base view: of each (n, S, ...)."""
         plan = self.plan
         unit = values_at(b, np.array([p.unit for p in plan.passes]), index)
         return b.switch(unit, [self._unit(k, index, rows) for k in range(len(plan.models))])
 
-    def _unit(self, k: int, index: str, rows: str) -> Callable[[Builder], Sequence[str]]:
+    def _unit(self, k: int, index: str, rows: str) -> Callable[[OnnxBuilder], Sequence[str]]:
         own = [p if p.unit == k else None for p in self.plan.passes]
 
-        def build(b: Builder) -> Sequence[str]:
+        def build(b: OnnxBuilder) -> Sequence[str]:
             (x,) = _chosen(b, index, own, lambda p: p.prepare_key, lambda p, inner: [p.prepare(inner, rows)])
             outputs = spliced(b, self.plan.models[k], [x])
             return _chosen(
@@ -211,7 +211,7 @@ class _Body:
 
         return build
 
-    def _added(self, b: Builder, index: str, state: _State, outputs: Sequence[str]) -> _State:
+    def _added(self, b: OnnxBuilder, index: str, state: _State, outputs: Sequence[str]) -> _State:
         """The totals with this pass in them."""
         plan = self.plan
         starts = values_at(b, np.array([p.starts for p in plan.exported]), index)
@@ -232,7 +232,7 @@ class _Body:
         done = b.op("ScatterND", state.done, at, count)
         return _State(plan, state.rows, done, totals, votes)
 
-    def _total(self, b: Builder, k: int, index: str, rows: str, total: str, output: str, starts: str) -> str:
+    def _total(self, b: OnnxBuilder, k: int, index: str, rows: str, total: str, output: str, starts: str) -> str:
         plan, combine = self.plan, self.plan.recipe.combine
         if combine == "median":
             return b.op("Concat", total, output, axis=1)
@@ -252,7 +252,7 @@ class _Body:
         return _updated(b, total, rows, starts, new, "Add")
 
     # -- the gate before the next pass
-    def _gated(self, b: Builder, index: str, state: _State) -> str:
+    def _gated(self, b: OnnxBuilder, index: str, state: _State) -> str:
         plan = self.plan
         gates = [*(p.gate for p in plan.exported[1:]), None]
         kinds = list(dict.fromkeys(gate.by for gate in gates if gate is not None))
@@ -264,8 +264,8 @@ class _Body:
         threshold = b.op("Gather", thresholds, index, axis=0)
         kind = values_at(b, np.array([0 if gate is None else 1 + kinds.index(gate.by) for gate in gates]), index)
 
-        def going_on(by: str) -> Callable[[Builder], Sequence[str]]:
-            def build(inner: Builder) -> Sequence[str]:
+        def going_on(by: str) -> Callable[[OnnxBuilder], Sequence[str]]:
+            def build(inner: OnnxBuilder) -> Sequence[str]:
                 confidence = _confidence(inner, plan, state, state.rows, by)
                 low = inner.op("Not", inner.op("GreaterOrEqual", confidence, threshold))  # NaN is not confident
                 return [inner.op("Compress", state.rows, low, axis=0)]
@@ -276,11 +276,11 @@ class _Body:
 
 
 def _chosen(
-    b: Builder,
+    b: OnnxBuilder,
     index: str,
     own: Sequence[GraphPass | None],
     key: Callable[[GraphPass], Any],
-    build: Callable[[GraphPass, Builder], Sequence[str]],
+    build: Callable[[GraphPass, OnnxBuilder], Sequence[str]],
 ) -> list[str]:
     """What a pass needs, of the different things that the passes of a unit need."""
     kinds: dict[Any, GraphPass] = {}
@@ -292,13 +292,13 @@ def _chosen(
     places = list(kinds)
     which = values_at(b, np.array([0 if p is None else places.index(key(p)) for p in own]), index)
 
-    def case(p: GraphPass) -> Callable[[Builder], Sequence[str]]:
+    def case(p: GraphPass) -> Callable[[OnnxBuilder], Sequence[str]]:
         return lambda inner: build(p, inner)
 
     return b.switch(which, [case(p) for p in kinds.values()])
 
 
-def _updated(b: Builder, total: str, rows: str, starts: str, new: str, op: str) -> str:
+def _updated(b: OnnxBuilder, total: str, rows: str, starts: str, new: str, op: str) -> str:
     """The total with these rows started anew, or with `new` joined to them."""
     joined = b.op(op, b.op("Gather", total, rows, axis=0), new)
     return b.op("ScatterND", total, b.op("Unsqueeze", rows, b.constant([1])), b.op("Where", starts, new, joined))
@@ -313,7 +313,7 @@ def _padded(weights: Sequence[Sequence[float]]) -> Array:
 # ------------------------------------------------------------------------------------------------------ results
 
 
-def _value(b: Builder, plan: GraphPlan, k: int, total: str, done: str) -> str:
+def _value(b: OnnxBuilder, plan: GraphPlan, k: int, total: str, done: str) -> str:
     """The combined output of these images, after so many passes each."""
     combine = plan.recipe.combine
     if combine == "max":
@@ -326,14 +326,14 @@ def _value(b: Builder, plan: GraphPlan, k: int, total: str, done: str) -> str:
     return plan.arithmetic(k).decode(b, b.op("Div", total, weight))
 
 
-def _median(b: Builder, outputs: str, count: int) -> str:
+def _median(b: OnnxBuilder, outputs: str, count: int) -> str:
     """Of an even number of passes, the mean of the two in the middle."""
     ordered = b.ops("TopK", outputs, b.constant([count]), count=2, axis=1, largest=0)[0]
     low, high = (b.op("Gather", ordered, b.constant(k), axis=1) for k in ((count - 1) // 2, count // 2))
     return b.op("Div", b.op("Add", low, high), b.constant(2.0))
 
 
-def _confidence(b: Builder, plan: GraphPlan, state: _State, rows: str, by: str) -> str:
+def _confidence(b: OnnxBuilder, plan: GraphPlan, state: _State, rows: str, by: str) -> str:
     """Of the answer so far of these rows."""
     done = b.op("Gather", state.done, rows, axis=0)
     value = _value(b, plan, 0, b.op("Gather", state.totals[0], rows, axis=0), done)
@@ -344,7 +344,7 @@ def _confidence(b: Builder, plan: GraphPlan, state: _State, rows: str, by: str) 
     return plan.arithmetic(0).confidence(b, value, by, votes, passes)
 
 
-def _outputs(b: Builder, plan: GraphPlan, state: _State) -> list[Any]:
+def _outputs(b: OnnxBuilder, plan: GraphPlan, state: _State) -> list[Any]:
     """The outputs of the model, confidence, pass_count and cost, with the infos that declare them."""
     infos = []
     temperature = plan.recipe.temperature
@@ -365,7 +365,7 @@ def _outputs(b: Builder, plan: GraphPlan, state: _State) -> list[Any]:
     return infos
 
 
-def _named(b: Builder, value: str, name: str, shape: Sequence[int], dtype: str = "FLOAT") -> Any:
+def _named(b: OnnxBuilder, value: str, name: str, shape: Sequence[int], dtype: str = "FLOAT") -> Any:
     b.nodes.append(extra("onnx").helper.make_node("Identity", [value], [name]))
     return b.info(name, dtype, ["batch", *shape])
 

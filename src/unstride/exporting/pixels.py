@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unstride.errors import OptionError
-from unstride.exporting.builder import Builder
+from unstride.exporting.builder import OnnxBuilder
 from unstride.exporting.views import check_view
 from unstride.recipe.view import PLAIN, View
 from unstride.views.images import Preprocess
@@ -41,7 +41,7 @@ def check_pixels(preprocess: Preprocess | None, network: str) -> Preprocess:
     return preprocess
 
 
-def prepared(b: Builder, rows: str, view: View, p: Preprocess) -> str:
+def prepared(b: OnnxBuilder, rows: str, view: View, p: Preprocess) -> str:
     """Rows (n, H, W, 3) of uint8 in a view, prepared for a network: (n, C, h, w)."""
     check_view(view)
     x = b.op("Transpose", b.op("Cast", rows, to=1), perm=[0, 3, 1, 2])
@@ -59,7 +59,7 @@ def prepared(b: Builder, rows: str, view: View, p: Preprocess) -> str:
     return x
 
 
-def _gray(b: Builder, x: str) -> str:
+def _gray(b: OnnxBuilder, x: str) -> str:
     """As Pillow does it, in whole numbers."""
     weights = np.array(_GRAY, np.int64).reshape(1, 3, 1, 1)
     total = b.op("ReduceSum", b.op("Mul", b.op("Cast", x, to=7), b.constant(weights)), b.constant([1]), keepdims=1)
@@ -70,7 +70,7 @@ def _gray(b: Builder, x: str) -> str:
 class _Sizes:
     """(H, W) of the image, and after the resize, as values of the graph (each a number)."""
 
-    b: Builder
+    b: OnnxBuilder
     x: str
     preprocess: Preprocess
 
@@ -86,7 +86,7 @@ class _Sizes:
             self.full = [b.op("Div", b.op("Mul", n, b.constant(p.resize)), short) for n in self.image]
 
 
-def _resized(b: Builder, x: str, size: _Sizes) -> str:
+def _resized(b: OnnxBuilder, x: str, size: _Sizes) -> str:
     p = size.preprocess
     if p.resize is None:
         return x
@@ -107,7 +107,7 @@ def _resized(b: Builder, x: str, size: _Sizes) -> str:
     return _eight_bits(b, b.op("Resize", x, "", "", high, **kind, **more))
 
 
-def _cropped(b: Builder, x: str, size: _Sizes) -> str:
+def _cropped(b: OnnxBuilder, x: str, size: _Sizes) -> str:
     """The centre, black where the image is smaller; as torchvision rounds."""
     p = size.preprocess
     if not isinstance(p.crop, tuple):
@@ -126,7 +126,7 @@ def _cropped(b: Builder, x: str, size: _Sizes) -> str:
     return b.op("Slice", x, start, b.op("Add", start, b.constant(list(p.crop))), b.constant([2, 3]))
 
 
-def _placed(b: Builder, x: str, view: View, size: _Sizes) -> str:
+def _placed(b: OnnxBuilder, x: str, view: View, size: _Sizes) -> str:
     """The rectangle that a view shows, resampled from the image itself, reflected around it."""
     p = size.preprocess
     crop = p.crop or p.resize
@@ -151,7 +151,7 @@ def _placed(b: Builder, x: str, view: View, size: _Sizes) -> str:
     return x
 
 
-def _resampling(b: Builder, extent: str, box: tuple[str, str], out: int, interpolation: str) -> str:
+def _resampling(b: OnnxBuilder, extent: str, box: tuple[str, str], out: int, interpolation: str) -> str:
     """(out, extent): how Pillow resamples a box (start, length) of an axis, reflected at its ends."""
     start, length = box
     scale = b.op("Div", length, b.constant(float(out)))
@@ -172,7 +172,7 @@ def _resampling(b: Builder, extent: str, box: tuple[str, str], out: int, interpo
     return _folded(b, weights, extent)
 
 
-def _inside(b: Builder, weights: str, cells: str, extent: str, box: tuple[str, str]) -> str:
+def _inside(b: OnnxBuilder, weights: str, cells: str, extent: str, box: tuple[str, str]) -> str:
     """Only pixels of the image, and of its reflection as far as the box reaches: Pillow reads no others."""
     start, length = box
     zero, one = b.constant(0.0), b.constant(1.0)
@@ -184,11 +184,11 @@ def _inside(b: Builder, weights: str, cells: str, extent: str, box: tuple[str, s
     return b.op("Where", b.op("Unsqueeze", inside, b.constant([0])), weights, zero)
 
 
-def _triangle(b: Builder, d: str) -> str:
+def _triangle(b: OnnxBuilder, d: str) -> str:
     return b.op("Relu", b.op("Sub", b.constant(1.0), d))
 
 
-def _cubic(b: Builder, d: str) -> str:
+def _cubic(b: OnnxBuilder, d: str) -> str:
     """Keys' kernel with a = -0.5."""
     near = b.op(
         "Add",
@@ -201,7 +201,7 @@ def _cubic(b: Builder, d: str) -> str:
     return b.op("Where", b.op("Less", d, b.constant(1.0)), near, beyond)
 
 
-def _folded(b: Builder, weights: str, extent: str) -> str:
+def _folded(b: OnnxBuilder, weights: str, extent: str) -> str:
     """(out, 3 E) -> (out, E): weights of pixels before and after the image are added to the pixels they reflect."""
 
     def part(first: str, end: str, step: int) -> str:
@@ -217,9 +217,9 @@ def _folded(b: Builder, weights: str, extent: str) -> str:
     return b.op("Add", b.op("Add", image, before), after)
 
 
-def _eight_bits(b: Builder, x: str) -> str:
+def _eight_bits(b: OnnxBuilder, x: str) -> str:
     return b.op("Clip", b.op("Floor", b.op("Add", x, b.constant(0.5))), b.constant(0.0), b.constant(255.0))
 
 
-def _vector(b: Builder, value: str) -> str:
+def _vector(b: OnnxBuilder, value: str) -> str:
     return b.op("Unsqueeze", value, b.constant([0]))

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from unstride.enhanced import Enhanced
 from unstride.errors import OptionError
 from unstride.execution.executors import Network
-from unstride.exporting.builder import Builder
+from unstride.exporting.builder import OnnxBuilder
 from unstride.exporting.loop import RESERVED, GraphPass, GraphPlan, Step
 from unstride.exporting.networks import Unit
 from unstride.exporting.passes import ExportPass
@@ -53,12 +53,12 @@ def graph_plan(
     return GraphPlan(better.recipe, made, [u.model for u in chosen], names, shapes, combined, image)
 
 
-def _unchanged(b: Builder, x: str) -> str:
+def _unchanged(b: OnnxBuilder, x: str) -> str:
     return x
 
 
 def _from_pixels(p: ExportPass, preprocess: Preprocess) -> tuple[Step, Any]:
-    def step(b: Builder, rows: str) -> str:
+    def step(b: OnnxBuilder, rows: str) -> str:
         return prepared(b, rows, p.view, preprocess)
 
     return step, (p.view, preprocess)
@@ -70,7 +70,7 @@ def _from_tensors(p: ExportPass, network: Network, base: Preprocess | None, size
     view = fixed_view(p.view, size)
     same = own is None or own == base
 
-    def step(b: Builder, rows: str) -> str:
+    def step(b: OnnxBuilder, rows: str) -> str:
         if not same:
             assert own is not None and base is not None
             scale, shift = (np.array(v, np.float32).reshape(1, -1, *[1] * len(size)) for v in _affine(base, own))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unstride.errors import OptionError
-from unstride.exporting.builder import Array, Builder
+from unstride.exporting.builder import Array, OnnxBuilder
 from unstride.recipe.view import PLAIN, View
 from unstride.views.source import FLIPS, PLACING, Block, Canvas, back, flip_axes, other_ops
 
@@ -37,7 +37,7 @@ class FixedView:
                 x = matrix @ x if axis == -2 else x @ matrix.T
         return x.flip(self.flips) if self.flips else x
 
-    def on_graph(self, b: Builder, x: str) -> str:
+    def on_graph(self, b: OnnxBuilder, x: str) -> str:
         for axis, move in self.moves:
             if move.ndim == 1:
                 x = b.op("Gather", x, b.constant(move), axis=axis)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unstride.enhanced import Enhanced
 from unstride.errors import InputError, OptionError
+from unstride.execution.independence import warn_of_batch_dependence
 from unstride.exporting.builder import extra
 from unstride.exporting.checking import Agreement, check, noise_images, noise_photos, same_class
 from unstride.exporting.int8 import quantized_units, with_units
@@ -115,6 +116,7 @@ def export(
     given = _images(pipeline, images, example, from_pixels, max(1, checked))
     source = as_source(given[:1] if from_pixels else given[0][None], better.preprocess)
     with torch.no_grad():
+        warn_of_batch_dependence(better.networks, source.render(PLAIN))
         passes = listed_passes(better, source)
         rendered = _rendered(better, passes, source)
         units = units_for(better, passes, rendered)
