@@ -343,7 +343,7 @@ def test_masks_of_images_that_changed_meanwhile_do_not_stay(nets, tmp_path, monk
 def test_a_model_whose_answers_depend_on_the_batch_is_a_warning(nets, tmp_path):
     folder = photos(tmp_path / "photos", 64)
     loaded = models.load(f"{nets}:net")
-    mixing = torch.nn.Sequential(loaded.model, torch.nn.BatchNorm1d(4, track_running_stats=False)).eval()
+    mixing = torch.nn.Sequential(torch.nn.BatchNorm2d(3, track_running_stats=False), loaded.model).eval()
     with pytest.warns(UnstrideWarning, match="depends on the images beside it"):
         unstride.predict(replace(loaded, model=mixing), folder, tmp_path / "p.jsonl", recipe="plain")
 

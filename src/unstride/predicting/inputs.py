@@ -119,11 +119,11 @@ def _entries(text: str, walk: Walk) -> Iterator[Entry]:
     elif containers.is_container(text):
         yield from containers.contained(text, partial(_opened, path), file_stamp(path), walk, path)
     else:
-        yield _file(path)
+        yield _file(path, os.path.realpath(path))
 
 
-def _file(path: Path) -> Entry:
-    return Entry(str(path), partial(_itself, path), os.path.realpath(path), file_stamp(path))
+def _file(path: Path, identity: str) -> Entry:
+    return Entry(str(path), partial(_itself, path), identity, file_stamp(path))
 
 
 def _itself(path: Path) -> Path:
@@ -170,7 +170,7 @@ def _folder(root: Path, seen: set[str], above: list[str]) -> Iterator[Entry]:
         if path.is_dir():
             yield from _folder(path, seen, [*above, here])
         elif is_image_name(path) and not _found_elsewhere(path, [*above, here]):
-            yield _file(path)
+            yield _file(path, os.path.realpath(path) if path.is_symlink() else os.path.join(here, name))
 
 
 def _found_elsewhere(path: Path, above: Sequence[str]) -> bool:

@@ -92,6 +92,7 @@ class PartRunner:
         most = self.batch_size if continues(self.better.recipe) else most
         weight = _MAP_COPIES if self.columns.meaning.maps else 1
         groups: dict[tuple[int, ...], list[PreparedImage]] = {}
+        sizes: dict[tuple[int, ...], int] = {}
         for image in images:
             if image.error:
                 yield [image]
@@ -99,7 +100,9 @@ class PartRunner:
             shape = tuple(image.views[PLAIN].shape)
             group = groups.setdefault(shape, [])
             group.append(image)
-            if len(group) >= most or weight * sum(i.bytes for i in group) > BYTES:
+            sizes[shape] = sizes.get(shape, 0) + weight * image.bytes
+            if len(group) >= most or sizes[shape] > BYTES:
+                del sizes[shape]
                 yield groups.pop(shape)
         yield from groups.values()
 
