@@ -1,4 +1,4 @@
-"""Drawing and words: what a prediction looks like, and the parts of a report. Computes nothing.
+"""Predictions as figures and words, and the parts of a report. Computes nothing.
 
 `answers` (words and plain data), `passes`, `segmentation`, `maps`, `photographs` (figures; they need matplotlib),
 `charts` (SVG) and `html` (self-contained pages).

@@ -165,8 +165,8 @@ class _Story:
             return []
         image = self._pixels("base", p.passes[0].view)
         if self.base_map is None:
-            base, final = _pictures(p.base, p.output)
-            spread = _pictures(p.spread)[0]
+            base, final = _drawn_maps(p.base, p.output)
+            spread = _drawn_maps(p.spread)[0]
             shown = [("image", image), ("base model", base), ("combined", final), ("where the passes differ", spread)]
         else:
             labels, count = class_map(p.output), max(2, p.output.shape[0])
@@ -199,7 +199,7 @@ class _Story:
         return self.views[network, view]
 
 
-def _pictures(*maps: Tensor) -> list[Image.Image]:
+def _drawn_maps(*maps: Tensor) -> list[Image.Image]:
     """Maps of numbers in gray, on one scale; of features their principal components."""
     if all(m.ndim == 3 and m.shape[0] > 1 for m in maps):
         return [Image.fromarray(colours) for colours in principal(*maps)]
