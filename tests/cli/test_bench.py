@@ -1,8 +1,9 @@
-"""`unstride bench`: what it prints, what it writes, what it refuses."""
+"""`unstride bench`: what it prints, and what is wrong usage."""
 
 import json
 
 import pytest
+from small_nets import photo
 from typer.testing import CliRunner
 
 from unstride.cli import app
@@ -18,6 +19,7 @@ def net():
         nn.Linear(8, 5),
     )
 """
+MACS = 16 * 16 * 4 * 27 + 8 * 8 * 8 * 36 + 40  # conv1, conv2 and the head at 32 pixels
 
 
 @pytest.fixture
@@ -26,44 +28,40 @@ def spec(tmp_path):
     return f"{tmp_path / 'net.py'}:net"
 
 
-def test_bench_prints_ratios_and_writes_an_image(spec, tmp_path):
-    image = tmp_path / "cost.png"
-    args = ["bench", spec, "--image-size", "32", "--budget", "2,4", "--batch", "1,2", "--repeats", "1", "--growth"]
-    result = CliRunner().invoke(app, [*args, "--json", "--plot", str(image)])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert [(r["batch"], r["budget"]) for r in found["rows"]] == [(1, 2), (1, 4), (2, 2), (2, 4)]
-    # conv1: 16 x 16 x 4 x 27 MACs; conv2: 8 x 8 x 8 x 36; head: 40. Layer 1 is expanded first, so nothing is shared.
-    assert found["plain_macs"] == 16 * 16 * 4 * 27 + 8 * 8 * 8 * 36 + 40
-    assert [r["macs"] for r in found["rows"][:2]] == pytest.approx([2, 4])
-    assert all(r["time"] > 0 and r["tta"] > 0 and r["memory"] > 0 and r["images_per_second"] > 0 for r in found["rows"])
-    assert [r["budget"] for r in found["growth"]["budget"]] == [1, 4, 16]  # the net has 16 states, not 256
-    assert [r["batch"] for r in found["growth"]["batch"]] == [1, 2, 4]
-    assert len({tuple(r["image"]) for r in found["growth"]["image"]}) > 1
-    assert image.read_bytes().startswith(b"\x89PNG")
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
 
 
-def test_bench_table_names_the_plain_forward(spec):
-    args = ["bench", spec, "--image-size", "32", "--budget", "2", "--batch", "3", "--repeats", "1"]
-    result = CliRunner().invoke(app, [*args, "--learned"])
-    assert result.exit_code == 0, result.output
-    assert "plain" in result.stdout
-    assert "TTA time" in result.stdout
-    assert "growth" not in result.stdout
+def test_rows_of_every_form_and_of_the_recipe(spec):
+    options = ["--image-size", 32, "--recipe", "paper", "--budgets", "2,4", "--batch-sizes", "1,2", "--seconds", 1]
+    found = json.loads(run(spec, *options, "--json").stdout)
+    names = [row["name"] for row in found["rows"]]
+    assert names[:2] == ["eager", "channels_last"] and names[-2:] == ["paper, 2 states", "paper, 4 states"]
+    assert {row["batch_size"] for row in found["rows"]} == {1, 2}
+    assert found["base_macs"] == MACS
+    costs = {row["name"]: row["cost"] for row in found["rows"]}
+    assert costs["eager"] == 1 and costs["paper, 2 states"] == pytest.approx(2)
+    assert all(row["time"]["ratio"]["estimate"] > 0 and row["images_per_second"] > 0 for row in found["rows"])
 
 
-@pytest.mark.parametrize("bad", ["", "0", "4,x", "-1", "4;10"])
-def test_budgets_that_are_none_are_refused(spec, bad):
-    result = CliRunner().invoke(app, ["bench", spec, "--budget", bad])
-    assert result.exit_code == 2
-    assert "whole numbers" in result.output
+def test_the_table_and_images_of_ones_own(spec, tmp_path):
+    for k in range(2):
+        photo(k).save(tmp_path / f"{k}.png")
+    shown = run(spec, "--images", tmp_path, "--recipe", "flip", "--batch-sizes", "2", "--seconds", 1).stdout
+    assert "eager" in shown and "flip" in shown and "2.00" in shown and "GMACs" in shown
 
 
-def test_a_recipe_of_looks_is_measured_stage_by_stage(spec):
-    args = ["bench", spec, "--image-size", "32", "--batch", "2", "--repeats", "1", "--recipe"]
-    found = json.loads(CliRunner().invoke(app, [*args, "default", "--json"]).stdout)
-    assert [(r["batch"], r["budget"]) for r in found["rows"]] == [(2, 2)]
-    assert found["rows"][0]["macs"] == pytest.approx(2)
-    refused = CliRunner().invoke(app, [*args, "flip", "--budget", "4"])
-    assert refused.exit_code == 1
-    assert "stages of looks" in refused.stderr
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        (["--budgets", "0"], 2, "--budgets"),
+        (["--batch-sizes", "a"], 2, "--batch-sizes"),
+        (["--images", ".", "--image-size", "32"], 2, "--image-size"),
+        (["--recipe", "flip", "--budgets", "3"], 1, "no single Search"),
+        (["--device", "cuda:77"], 1, "cuda:77"),
+    ],
+)
+def test_wrong_usage(spec, options, code, word):
+    assert word in run(spec, *options, code=code).output

@@ -10,12 +10,10 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-import unstride
-from unstride import models
 from unstride.cli import app
-from unstride.evaluation import metrics
+from unstride.evaluation.rows import decision_of, read_rows
 
-TINY = str(Path(tiny.__file__))
+TINY = f"{Path(tiny.__file__)}:build"
 
 
 @pytest.fixture(autouse=True)
@@ -30,167 +28,86 @@ def run(*arguments, code=0):
     return result
 
 
-def test_the_table_the_words_and_the_rows(tmp_path):
+def test_the_table_the_decision_and_the_rows(tmp_path):
     data = tiny.npz(tmp_path, 30)
-    shown = run(f"{TINY}:build", "--data", data, "--budget", "3,6", "--out", "runs/mine").stdout
-    rows = [json.loads(line) for line in (tmp_path / "runs/mine/rows.jsonl").read_text().splitlines()]
-    assert [row["budget"] for row in rows] == [1, 3, 6]
-    for row in rows:
-        assert f"{row['metrics']['top1'] * 100:.2f}" in shown
-        assert f"{row['macs']:.2f}x" in shown
-    for row in rows[1:]:
-        assert f"budget {row['budget']}: {row['verdict']}:" in shown
-        assert f"{row['gain']['low'] * 100:+.2f} to {row['gain']['high'] * 100:+.2f}" in shown
-    assert "recommended:" in shown
+    shown = run(TINY, "--data", data, "--recipe", "flip", "--out", "runs/mine").stdout
+    rows = read_rows("runs/mine/rows.jsonl")
+    assert [row.name for row in rows] == [TINY, "flip"]
+    assert f"{rows[1].value * 100:.2f} %" in shown and rows[1].describe_gain() in shown
+    assert str(decision_of(rows[1], rows)) in shown
     assert "runs/mine/rows.jsonl" in shown
 
 
 def test_json_and_the_options_that_reach_the_rows(tmp_path):
     data = tiny.npz(tmp_path, 12)
-    options = ["--criterion", "displacement", "--aggregate", "mean", "--layers", "1-2", "--align", "off", "--seed", 4]
-    result = run(
-        f"{TINY}:build", "--data", data, "--budget", "1,3", "--limit", 10, "--tta", "expanded:3", "--json", *options
+    options = ["--recipe", "paper", "--set", "layers=1-2", "--set", "criterion=displacement", "--metric", "nll"]
+    printed = json.loads(
+        run(TINY, "--data", data, *options, "--budgets", "1,3", "--limit", 10, "--seed", 4, "--json").stdout
     )
-    printed = json.loads(result.stdout)
+    assert [row["name"] for row in printed["rows"]] == [TINY, "paper, 1 state", "paper, 3 states"]
     row = printed["rows"][-1]
-    assert (row["views"], row["budget"], row["images"], row["seed"]) == (3, 3, 10, 4)
-    wanted = {"criterion": "displacement", "aggregate": "mean", "layers": [1, 2], "align": False}
-    assert {k: row["options"][k] for k in wanted} == wanted
-    assert printed["out"] == "runs/tiny.py-build-npz"  # where it goes if nobody says
+    assert (row["images"], row["metric"], row["provenance"]["seed"]) == (10, "NLL", 4)
+    search = row["recipe"]["stage"][0]["states"]["search"]
+    assert (search["budget"], search["layers"], search["criterion"]) == (3, [1, 2], "displacement")
+    assert set(printed["decisions"]) == {"paper, 1 state", "paper, 3 states"}
+    assert printed["out"] == "runs/tiny.py-build-npz"  # where it goes by default
     assert (tmp_path / "runs/tiny.py-build-npz/rows.jsonl").is_file()
 
 
-def test_a_page_and_an_image_of_it(tmp_path):
-    pytest.importorskip("matplotlib")
-    command = [f"{TINY}:build", "--data", tiny.npz(tmp_path, 12), "--budget", "3", "--tta", "flip"]
-    shown = run(*command, "--report", "page.html", "--plot", "curve.png").stdout
-    assert "report: page.html" in shown
-    assert "plot: curve.png" in shown
-    assert "Images that changed" in (tmp_path / "page.html").read_text("utf-8")
-    assert Image.open(tmp_path / "curve.png").size == (1380, 585)
-    printed = json.loads(run(*command, "--report", "page.html", "--json").stdout)  # from the shards of the first run
-    assert (printed["report"], "plot" in printed) == ("page.html", False)
-    assert "wanted a name that ends in" in run(*command, "--plot", "curve.doc", code=1).stderr
-    assert "ends in .html" in run(*command, "--report", "page.pdf", code=1).stderr
+def test_against_a_recipe_with_a_margin_and_a_page(tmp_path):
+    data = tiny.npz(tmp_path, 20)
+    result = run(TINY, "--data", data, "--recipe", "flip", "--against", "default", "--margin", 2, "--report", "r.html")
+    assert "baseline" in result.stdout and "report: r.html" in result.stdout
+    assert Path("r.html").read_text().startswith("<!doctype html>")
 
 
-def test_a_fitted_aggregation_is_evaluated_as_it_was_saved(tmp_path):
-    data = tiny.npz(tmp_path, 12)
-    loaded = models.load(f"{TINY}:build")
-    better = unstride.enhance(loaded.model, loaded.example(16), aggregate="attention", criterion="learned", budget=3)
-    generator = torch.Generator().manual_seed(0)
-    for p in better.attention.parameters():
-        p.data = torch.randn(p.shape, generator=generator)
-    better.save(tmp_path / "better.safetensors", tiny.PREPROCESS)
-    common = [f"{TINY}:build", "--data", data, "--budget", "3", "--json"]
-    row = json.loads(run(*common, "--fitted", tmp_path / "better.safetensors").stdout)["rows"][1]
-    x, y = tiny.images(12)
-    assert (row["options"]["aggregate"], row["options"]["criterion"]) == ("attention", "learned")
-    assert row["metrics"]["nll"] == pytest.approx(metrics.summarise(metrics.score(better(tiny.normalised(x)), y)).nll)
-    free = json.loads(run(*common).stdout)["rows"][1]
-    assert free["metrics"]["nll"] != pytest.approx(row["metrics"]["nll"], abs=1e-4)
-    assert free["run"] != row["run"]
-    both = run(*common[:3], "--fitted", tmp_path / "better.safetensors", "--recipe", "flip", code=2)
-    assert "brings its own recipe" in both.stderr
+def test_groups_of_a_csv(tmp_path):
+    x, y = tiny.images(8)
+    lines = ["path,label,site"]
+    for k in range(8):
+        Image.fromarray(x[k]).save(f"{k}.png")
+        lines.append(f"{k}.png,{y[k]},{'ab'[k % 2]}")
+    Path("d.csv").write_text("\n".join(lines))
+    run(TINY, "--data", "csv:d.csv", "--recipe", "flip", "--group", "site", "--out", "o")
+    assert read_rows("o/rows.jsonl")[1].provenance["group"] == "site"
+    assert "site" in run(TINY, "--data", "csv:d.csv", "--group", "patient", code=1).stderr
 
 
-def test_damaged_images_are_listed_and_end_in_3(tmp_path, monkeypatch):
-    x, y = tiny.images(12)
+def test_damaged_images_are_named_and_end_in_3(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
     for c in range(6):
-        (tmp_path / "set" / str(c)).mkdir(parents=True)
-    for i in range(12):
-        Image.fromarray(x[i]).save(tmp_path / "set" / str(y[i]) / f"{i:02d}.png")
-    broken = sorted((tmp_path / "set").glob("*/*.png"))[3]
-    broken.write_bytes(broken.read_bytes()[:50])
-    command = (f"{TINY}:build", "--data", f"folder:{tmp_path / 'set'}", "--budget", "3")
-    shown = run(*command, code=3).stdout
-    assert "11 images" in shown
-    assert "1 image could not be evaluated:" in shown
-    assert f"{broken.parent.name}/{broken.name}" in shown
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")  # torchrun starts again whatever ends with another code than 0
-    assert "1 image could not be evaluated:" in run(*command, code=0).stdout
+        Path(f"d/{c}").mkdir(parents=True)
+        for k in range(2):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(f"d/{c}/{k}.png")
+    Path("d/2/1.png").write_bytes(b"nothing")
+    result = run(TINY, "--data", "folder:d", "--recipe", "plain", code=3)
+    assert "1 image could not be measured: 2/1.png" in result.stderr
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # torchrun would take any other code for a crash
+    run(TINY, "--data", "folder:d", "--recipe", "plain", code=0)
 
 
-def test_segmentation_prints_the_papers_table(tmp_path):
-    rng = np.random.default_rng(0)
-    for name, shape in (("images", (16, 24, 3)), ("masks", (16, 24))):
-        (tmp_path / "set" / name).mkdir(parents=True)
-        for i in range(3):
-            values = rng.integers(0, 256 if name == "images" else 6, shape).astype(np.uint8)
-            Image.fromarray(values).save(tmp_path / "set" / name / f"{i}.png")
-    arguments = ["--data", f"masks:{tmp_path / 'set'}", "--task", "segmentation", "--budget", "1,4", "--flip"]
-    shown = run(f"{TINY}:build_maps", *arguments).stdout
-    rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/rows.jsonl")).read_text().splitlines()]
-    cells = {(r["views"], r["budget"]): f"{r['metrics']['miou'] * 100:.2f}" for r in rows}
-    lines = [line.replace("│", " ").replace("┃", " ").split() for line in shown.splitlines()]
-    assert ["flip", "plain", "B", "=", "4"] in lines
-    assert ["without", cells[1, 1], cells[1, 4]] in lines
-    assert ["with", cells[2, 1], cells[2, 4]] in lines
-    assert "pixels corrected" in shown
+def test_a_recipe_file_names_its_networks(tmp_path):
+    recipe = 'format = 1\ntask = "classification"\n[[stage]]\nviews = ["plain", "flip"]\n'
+    Path("net.toml").write_text(recipe + '[networks]\nbase = {spec = "sample"}\n')
+    shown = run("--data", "sample", "--recipe", "net.toml", "--limit", 20).stdout
+    assert "net" in shown and "sample: 20 images" in shown
 
 
-def test_a_segmenter_that_says_nothing_of_its_images_sees_them_whole(tmp_path):
-    (tmp_path / "mine.py").write_text(f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r})\n"
-                                      "import tiny\ndef make(): return tiny.net(maps=True)\n")  # fmt: skip
-    rng = np.random.default_rng(0)
-    for name, shape in (("images", (16, 24, 3)), ("masks", (16, 24))):
-        (tmp_path / "set" / name).mkdir(parents=True)
-        Image.fromarray(rng.integers(0, 6, shape).astype(np.uint8)).save(tmp_path / "set" / name / "0.png")
-    shown = run("mine.py:make", "--data", f"masks:{tmp_path / 'set'}", "--budget", "1,4", "--json").stdout
-    row = json.loads(shown)["rows"][0]
-    assert (row["images"], row["errors"]) == (1, 0)
-    loaded = models.load("mine.py:make")
-    assert loaded.for_task("segmentation").preprocess.size is None
-    assert loaded.for_task("classification").preprocess == models.Preprocess()
-
-
-def test_errors_are_explained_and_end_in_1(tmp_path):
+def test_errors_are_explained(tmp_path):
     data = tiny.npz(tmp_path, 4)
-    for arguments, word in (
-        (["timm:resnat18", "--data", data], "resnat18"),
-        ([f"{TINY}:build", "--data", "npz:nowhere.npz"], "nowhere.npz"),
-        ([f"{TINY}:build", "--data", data, "--criterion", "entropie"], "entropie"),
-        ([f"{TINY}:build", "--data", data, "--task", "segmentation"], "labelled for classification"),
-        ([f"{TINY}:build", "--data", data, "--tta", "flip"], "POLICY:VIEWS"),
+    for options, word in (
+        (["--data", "npz:none.npz"], "none.npz"),
+        (["--data", data, "--recipe", "flop"], "flop"),
+        (["--data", data, "--metric", "mIoU"], "mIoU"),
+        (["--data", data, "--out", "data.npz"], "data.npz"),
+        (["--data", data, "--against", "nothing"], "nothing"),
     ):
-        result = run(*arguments, code=1)
-        assert result.stderr.startswith("unstride: ")
-        assert word in result.stderr
-        assert "Traceback" not in result.output
-
-
-def test_wrong_usage_ends_in_2(tmp_path):
-    data = tiny.npz(tmp_path, 4)
-    for more in (["--budget", "many"], ["--layers", "2..4"], ["--flip", "--tta", "flip"], ["--align", "maybe"]):
-        run(f"{TINY}:build", "--data", data, *more, code=2)
-    run(f"{TINY}:build", code=2)
-
-
-def test_the_embedded_sample():
-    rows = json.loads(run("sample", "--data", "sample", "--limit", 40, "--budget", "1,4", "--json").stdout)["rows"]
-    assert rows[0]["images"] == 40
-    assert rows[0]["metrics"]["top1"] > 0.8
-    assert rows[1]["macs"] > 1.5
-
-
-def test_small_gains_of_numbers_keep_their_digits(tmp_path):
-    """An error of half a centimetre is no 0.00, and nothing is corrected or corrupted where there are no classes."""
-    random = np.random.default_rng(0)
-    for name in ("images", "depth"):
-        (tmp_path / name).mkdir()
-    for i in range(3):
-        Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(tmp_path / f"images/{i}.png")
-        np.save(tmp_path / f"depth/{i}.npy", np.full((16, 16), 0.5, np.float32))
-    (tmp_path / "net.py").write_text(
-        "from torch import nn\nfrom unstride import Preprocess\n\n\ndef make():\n"
-        "    net = nn.Sequential(nn.Conv2d(3, 1, 3, 2, 1), nn.Upsample(scale_factor=2), nn.Sigmoid())\n"
-        "    return net.eval(), Preprocess(None, None, (0.5,) * 3, (0.5,) * 3)\n"
-    )
-    torch.manual_seed(0)
-    shown = run("net.py:make", "--data", "depth:.", "--recipe", "flip", "--out", "run").stdout
-    gain = json.loads((tmp_path / "run/rows.jsonl").read_text().splitlines()[1])["gain"]
-    cells = next(line for line in shown.splitlines() if "flip \u2502" in line).split("\u2502")
-    assert f"{gain['gain']:+.4g} [{gain['low']:+.4g}, {gain['high']:+.4g}]" in shown
-    assert [c.strip() for c in cells].count("") >= 2
-    refused = run("net.py:make", "--data", "depth:.", "--tta", "flip", code=1)
-    assert "recipe='flip'" in refused.stderr
+        result = run(TINY, *options, code=1)
+        assert word in result.stderr and "Traceback" not in result.stderr
+    for options in (
+        [],
+        ["--data", data, "--budgets", "0"],
+        ["--data", data, "--margin", "-1"],
+        ["--data", data, "--x"],
+    ):
+        run(TINY, *options, code=2)

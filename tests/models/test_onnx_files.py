@@ -1,7 +1,9 @@
 """ONNX files as models: exported recipes with their cost, and files of others, with rows beside the original's."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import unstride
 from unstride import data, models
@@ -13,46 +15,57 @@ onnx = pytest.importorskip("onnx")
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A gated recipe as two files: of prepared tensors, and of pixels."""
-    folder = tmp_path_factory.mktemp("onnx")
-    better = unstride.enhance(models.load("sample"), recipe="default")
-    images = [item.image() for item in data.load("sample", models.load("sample").preprocess, limit=16)]
-    unstride.export(better, folder / "tensor.onnx", images=images)
-    unstride.export(better, folder / "pixels.onnx", images=images, from_pixels=True)
-    return folder
+    """A gated recipe as a file."""
+    loaded = models.load("sample")
+    images = [item.image() for item in data.load("sample", loaded.preprocess, limit=16)]
+    path = tmp_path_factory.mktemp("onnx") / "tensor.onnx"
+    unstride.export(loaded, path, recipe="default", images=images)
+    return str(path)
 
 
 def test_the_rows_of_an_exported_file_are_those_of_its_recipe(exported):
-    names = [str(exported / "tensor.onnx"), str(exported / "pixels.onnx")]
-    rows = unstride.evaluate(["sample", *names], "sample", limit=60, progress=False)
+    rows = unstride.evaluate(["sample", exported], "sample", limit=60, progress=False)
     recipe = unstride.evaluate("sample", "sample", limit=60, progress=False)[1]
-    assert [row.name for row in rows] == ["sample", *names]
-    for row in rows[1:]:
-        assert row.metrics == pytest.approx(recipe.metrics, abs=1e-3)
-        assert row.gain == recipe.gain
-        assert row.cost.estimate == pytest.approx(recipe.cost.estimate)
+    assert [row.name for row in rows] == ["sample", exported]
+    assert rows[1].metrics == pytest.approx(recipe.metrics, abs=1e-3)
+    assert rows[1].gain == recipe.gain
+    assert rows[1].cost.estimate == pytest.approx(recipe.cost.estimate)
 
 
 def test_a_file_alone_says_what_it_costs(exported):
-    (row,) = unstride.evaluate(str(exported / "tensor.onnx"), "sample", limit=60, progress=False)
+    (row,) = unstride.evaluate(exported, "sample", limit=60, progress=False)
     assert 1 < row.cost.estimate < 2 and row.macs == 0
 
 
 def test_the_file_says_how_images_are_prepared(exported):
-    loaded, sample = models.load(str(exported / "tensor.onnx")), models.load("sample")
+    loaded, sample = models.load(exported), models.load("sample")
     assert (loaded.preprocess, loaded.classes, loaded.task) == (sample.preprocess, sample.classes, "classification")
     x = torch.randn(5, 1, 64, 64, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(loaded.model(x)["output"], unstride.enhance(sample)(x), atol=1e-4, rtol=1e-4)
 
 
-def foreign(path, batch):
-    """A file that another program wrote: (batch, 3, 16, 16) -> the means (batch, 3)."""
-    shapes = [batch, 3, 16, 16], [batch, 3]
-    ends = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in zip("xy", shapes, strict=True)]
-    node = onnx.helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0)
-    graph = onnx.helper.make_graph([node], "g", ends[:1], ends[1:])
+def write(path, kinds, shapes, *nodes):
+    ends = [onnx.helper.make_tensor_value_info(n, t, s) for n, t, s in zip("xy", kinds, shapes, strict=True)]
+    graph = onnx.helper.make_graph(list(nodes), "g", ends[:1], ends[1:])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8), path)
     return str(path)
+
+
+def foreign(path, batch):
+    """A file that another program wrote: (batch, 3, 16, 16) -> the means (batch, 3)."""
+    node = onnx.helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0)
+    return write(path, (1, 1), ([batch, 3, 16, 16], [batch, 3]), node)
+
+
+def test_a_file_of_pixels_prepares_them_itself(tmp_path):
+    nodes = [
+        onnx.helper.make_node("Cast", ["x"], ["f"], to=1),
+        onnx.helper.make_node("ReduceMean", ["f"], ["y"], axes=[1, 2], keepdims=0),
+    ]
+    loaded = models.load(write(tmp_path / "p.onnx", (2, 1), (["n", "h", "w", 3], ["n", 3]), *nodes))
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8))
+    means = loaded.model(loaded.preprocess(photo)[None])["y"]
+    np.testing.assert_allclose(means[0], np.asarray(photo).mean((0, 1)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch", [1, "n"])
