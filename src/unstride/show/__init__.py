@@ -14,7 +14,7 @@ from unstride.show.maps import plot_map
 from unstride.show.passes import plot_passes
 from unstride.show.photographs import plot_photographs
 from unstride.show.segmentation import overlay, plot_segmentation, strip
-from unstride.show.style import check_target, save, seen
+from unstride.show.style import check_target, save
 
 __all__ = [
     "check_target",
@@ -25,7 +25,6 @@ __all__ = [
     "plot_prediction",
     "plot_segmentation",
     "save",
-    "seen",
     "strip",
 ]
 
@@ -36,7 +35,7 @@ def plot_prediction(
     """A matplotlib Figure of a prediction of any task: `plot_prediction(better.explain([photo])[0], photo)`.
 
     Args:
-        image: as the network sees it, `show.seen(preprocess, photo)`.
+        image: shown beside it; of a map, as the network gets it.
         classes: names of the classes.
     """
     if not isinstance(image, Image | None):

@@ -69,11 +69,6 @@ def class_colours(count: int) -> list[tuple[int, int, int]]:
     return out
 
 
-def seen(preprocess: Preprocess, image: Image.Image) -> Image.Image:
-    """The part of an image that the network sees, at the size it sees it."""
-    return as_image(preprocess, preprocess.pixels(image))
-
-
 def as_image(preprocess: Preprocess, pixels: Tensor) -> Image.Image:
     """Pixels (C, H, W) from 0 to 1, with the channels in the network's order, as an RGB image."""
     pixels = pixels.flip(0) if preprocess.channels == "BGR" else pixels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,15 +34,6 @@ PRESETS = {
     "multiscale-flip": "several sizes, each with its flip",
     "paper": "the search over states",
 }
-# Photographs that other packages contain: package, file, label, the ImageNet classes that say so, credit.
-PHOTOS = (
-    ("skimage", "data/chelsea.png", "cat", ("tabby", "tiger cat"), "Stefan van der Walt, CC0"),
-    ("skimage", "data/coffee.png", "espresso", ("espresso",), "Rachel Michetti, public domain"),
-    (
-        *("matplotlib", "mpl-data/sample_data/grace_hopper.jpg", "military uniform"),
-        *(("military uniform",), "U.S. Navy, public domain"),
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -132,11 +122,14 @@ def _garments() -> Iterator[LabelledImage]:
 
 
 def _photographs() -> Iterator[LabelledImage]:
-    for package, file, label, classes, credit in PHOTOS:
-        spec = importlib.util.find_spec(package)
-        path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
-        if path is not None and path.is_file():
-            yield LabelledImage(f"{label} ({credit})", open_image(path), Truth(label, classes))
+    """Those that installed packages contain."""
+    from unstride.demo.photographs import PHOTOS, inside
+
+    for photo in PHOTOS:
+        path = inside(photo.package, photo.file)
+        if path is not None:
+            truth = Truth(photo.truth, photo.classes)
+            yield LabelledImage(f"{photo.truth} ({photo.credit})", open_image(path), truth)
 
 
 def _title(pipeline: Pipeline) -> str:
