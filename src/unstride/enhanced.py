@@ -30,7 +30,7 @@ from unstride.models import LoadedModel
 from unstride.models.class_names import class_map
 from unstride.models.tasks import ASSUMED, Guess, known_task, task_of
 from unstride.models.weights import place, under_model
-from unstride.recipe.files import StoredNetwork, write
+from unstride.recipe.files import StoredNetwork, check_name, write
 from unstride.recipe.presets import cascade
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.view import PLAIN
@@ -120,9 +120,12 @@ class Enhanced(nn.Module):
             details: keep every pass, as `explain` does.
             batch_size: images that run together; all by default. Images that pass a gate are packed into full batches.
         """
+        if batch_size is not None and (type(batch_size) is not int or not 1 <= batch_size < 1e9):
+            raise OptionError(f"batch_size: got {batch_size!r:.60}, expected a whole number of images, at least 1.")
+        wanted = () if isinstance(budgets, list | tuple) and not budgets else check_budgets(budgets)
         source = self._source(images)
         with autocast(source, self.recipe.precision):
-            return self._run(source, details, True, open_gates, tuple(budgets), batch_size)
+            return self._run(source, details, True, open_gates, wanted, batch_size)
 
     def explain(self, images: Any) -> list[Prediction]:
         """One Prediction for each image: the answer, the base model's, every pass, why it stopped, what it cost."""
@@ -183,7 +186,8 @@ class Enhanced(nn.Module):
 
     def save(self, path: str | Path, preprocess: Preprocess | None = None) -> Path:
         """Write the recipe with the fingerprints of the networks: `unstride.enhance(model, recipe="better.toml")`."""
-        path, prepared = Path(path), preprocess or self.preprocess
+        check_name(path)
+        path, prepared = Path(path), check_preprocess(preprocess) or self.preprocess
         recipe = self.recipe
         if self.attention is not None or self.view_weights is not None:
             beside = path.with_suffix(".safetensors")

@@ -30,7 +30,7 @@ from unstride.models.libraries import Blueprint
 from unstride.recipe.view import RULES as OPS
 from unstride.recipe.view import Op
 from unstride.recipe.view import Rule as OpRule
-from unstride.tasks.tasks import TASKS
+from unstride.tasks.tasks import task_named
 from unstride.views.images import Preprocess, open_image, open_mask
 from unstride.views.transforms import TRANSFORMS, Size, Transform, on_floats
 
@@ -96,8 +96,7 @@ def reader(kind: str, task: str) -> Callable[[Reader], Reader]:
 
     The function gets (path, split or None, number of the model's classes or None) and returns a Listing.
     """
-    if task not in TASKS:
-        raise OptionError(f"task {task!r} is not one of {', '.join(TASKS)}")
+    task = task_named(task).name
 
     def take(made: Reader) -> Reader:
         _claim("data of kind", data.KINDS, kind, r"(?!sample)[a-z][\w-]+", made)
@@ -176,7 +175,7 @@ def view(
 
 def _claim(what: str, table: Mapping[str, Any], name: str, form: str, made: Callable[..., Any]) -> None:
     """The name is of the right form and free, or this very function had it before."""
-    if not re.fullmatch(form, name):
+    if not isinstance(name, str) or not re.fullmatch(form, name):
         raise OptionError(f"{what} {name!r}: wanted a name of the form {form}")
     where = (made.__module__, made.__qualname__)
     if name in table and _givers.get((what, name)) != where:

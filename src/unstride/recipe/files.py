@@ -74,12 +74,19 @@ def write(
     cost_of: str = "base",
 ) -> Path:
     """Write the recipe into a file that is there whole or not at all."""
-    path = Path(path)
     check_name(path)
+    path = Path(path)
+    stored = networks if networks is not None else {}
+    if not isinstance(recipe, Recipe):
+        raise OptionError(f"recipe file: got {recipe!r:.80}, expected a Recipe.")
+    if not isinstance(stored, Mapping) or not all(isinstance(n, StoredNetwork) for n in stored.values()):
+        raise OptionError(f"recipe file: networks: got {networks!r:.80}, expected a StoredNetwork for each name.")
+    if not isinstance(figures, Mapping | None):
+        raise OptionError(f"recipe file: figures: got {figures!r:.80}, expected a table.")
     data: dict[str, Any] = {"format": FORMAT, **to_data(recipe)}
-    if networks:
+    if stored:
         data["cost_of"] = cost_of
-        data["networks"] = {name: _compact(asdict(network)) for name, network in networks.items()}
+        data["networks"] = {name: _compact(asdict(network)) for name, network in stored.items()}
     if figures:
         data["figures"] = plain_figures(figures)
     text = strict_json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
@@ -101,12 +108,16 @@ def plain_figures(value: Any) -> Any:
 
 def check_name(path: str | Path) -> None:
     """The name says which of the two forms is written and read."""
+    if not isinstance(path, str | Path):
+        raise OptionError(f"recipe file: got {path!r:.80}, expected a path that ends in .toml or .json.")
     if Path(path).suffix not in (".toml", ".json"):
         raise OptionError(f"recipe file: got {Path(path).name}, expected a name that ends in .toml or .json.")
 
 
 def read(path: str | Path) -> StoredRecipe:
     """Read a recipe file and check its format, every key and every value."""
+    if not isinstance(path, str | Path):
+        raise OptionError(f"recipe file: got {path!r:.80}, expected a path.")
     path = Path(path)
     data = _parsed(path)
     given = data.get("format") if isinstance(data, dict) else None

@@ -90,6 +90,8 @@ def get(name: str | Path | Recipe, task: str | None = None, axes: int = 2) -> Re
     Example: `get("paper").changed(budget=4)`, `get("flip", "segmentation")`, `get("tuned.toml")`.
     """
     task = None if task is None else task_named(task).name
+    if not isinstance(name, str | Path | Recipe):
+        raise OptionError(f"recipe: got {name!r:.80}, expected a name such as 'default', a file, or a Recipe.")
     if isinstance(name, Recipe):
         recipe = name
     elif str(name) in PRESETS:

@@ -18,7 +18,7 @@ from typing import Any
 from unstride.errors import OptionError
 from unstride.recipe.stage import STATE_FIELDS, Gate, Near, Search, Stage, is_number
 from unstride.recipe.view import PLAIN
-from unstride.tasks.tasks import ALIASES, COMBINES, NEAR, TASKS, task_named
+from unstride.tasks.tasks import COMBINES, NEAR, TASKS, task_named
 
 PRECISIONS = (None, "bfloat16", "float16")
 DOCS = {
@@ -52,7 +52,7 @@ class Recipe:
         if not stages or not all(isinstance(s, Stage) for s in stages):
             raise OptionError(f"recipe: stages: got {self.stages!r}, expected a list of Stage.")
         object.__setattr__(self, "stages", stages)
-        object.__setattr__(self, "task", task_named(ALIASES.get(self.task, self.task)).name)
+        object.__setattr__(self, "task", task_named(self.task).name)
         if self.combine == "":
             object.__setattr__(self, "combine", TASKS[self.task].combines[0])
         if not is_number(self.temperature) or not 1e-6 <= self.temperature <= 1e6:
@@ -132,6 +132,8 @@ class Recipe:
         Example: `recipe.changed(budget=4)`, `recipe.changed(below=0.3, temperature=1.2)`.
         """
         own = {f.name for f in fields(self)}
+        if not isinstance(changes.get("stages", ()), list | tuple):
+            raise OptionError(f"recipe: stages: got {changes['stages']!r:.80}, expected a list of Stage.")
         stages = list(changes.pop("stages", self.stages))
         for name in [n for n in changes if n not in own]:
             index = _owner(stages, name)

@@ -26,6 +26,7 @@ JOINS = ("average", "replace")
 STATE_FIELDS = ("aggregate", "align", "space", "border", "edges")  # of a Stage, only with states
 CONTEXT = 64  # pixels around a tile
 MOST = 4096  # states
+LARGEST = 2**63 - 1  # of any whole number
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,9 @@ class Stage:
         values = getattr(self, name)
         numbers = isinstance(values, list | tuple) and all(is_number(v) and 1e-6 <= v <= 1e6 for v in values)
         if not numbers or len(values) not in (0, len(self.views)):
-            raise OptionError(f"stage: {name}: got {values!r}, expected one positive number for each view, from 1e-6 to 1e6.")
+            raise OptionError(
+                f"stage: {name}: got {values!r}, expected one positive number for each view, from 1e-6 to 1e6."
+            )
         return tuple(map(float, values))
 
     @property
@@ -291,7 +294,7 @@ def plain_states(states: Any) -> tuple[Any, ...]:
 
 
 def _layer_range(value: Any) -> tuple[int, ...]:
-    layers = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else ()
+    layers = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | bytes) else ()
     whole = layers and all(isinstance(v, int) and not isinstance(v, bool) and v >= 1 for v in layers)
     if not whole or layers != tuple(range(layers[0], layers[-1] + 1)):
         raise OptionError(f"search: layers: got {value!r}, expected a contiguous range such as range(2, 5).")
@@ -309,9 +312,12 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _whole(name: str, value: Any, least: int, unit: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+        huge = isinstance(value, int) and value > LARGEST
+        what = f"a whole number{f' of {unit}' if unit else ''}, at least {least}"
         raise OptionError(
-            f"{name}: got {value!r}, expected a whole number{f' of {unit}' if unit else ''}, at least {least}."
+            f"{name}: got {'a number of many digits' if huge else repr(value)}, expected {what}"
+            f"{f' and at most {LARGEST}' if huge else ''}."
         )
 
 

@@ -167,6 +167,8 @@ def as_view(view: str | View) -> View:
 
 def parse_view(text: str, seed: int = 0) -> View:
     """`parse_view("flip + Rotate=10")`. A Cutout without a place gets one that depends on the seed."""
+    if not isinstance(text, str):
+        raise OptionError(f"view: got {text!r:.80}, expected text such as 'flip + 1.3x'.")
     return View(tuple(parse_op(part.strip(), seed) for part in text.split(" + ")))
 
 
