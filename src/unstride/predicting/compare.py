@@ -29,6 +29,7 @@ from unstride.predicting.inputs import ImageInputs
 from unstride.predicting.labels import NEITHER, LabelRow
 from unstride.predicting.run import predict
 from unstride.predicting.summary import PredictSummary
+from unstride.predicting.tables import as_path
 from unstride.recipe.recipe import Recipe
 from unstride.show.answers import class_name
 from unstride.storage import files, strict_json
@@ -163,12 +164,14 @@ def compare(
         count: write only so many of the disagreements.
         margin: the loss of accuracy that is acceptable where the new recipe is cheaper.
     """
-    out = Path(out)
+    out = as_path(out, "out")
     files.check_file(out, "--out", (".csv",))
     if count is not None and (type(count) is not int or count < 1):
         raise OptionError(f"count: got {count!r}, expected a whole number from 1 on.")
     if not isinstance(margin, int | float) or not 0 <= margin <= 1:
         raise OptionError(f"margin: got {margin!r}, expected a share of the images from 0 to 1.")
+    if type(seed) is not int:
+        raise OptionError(f"seed: got {seed!r:.60}, expected a whole number.")
     options = {"weights": weights, "device": device}
     pipelines = [_opened(recipe, model, options) for recipe in (base, new)]
     to_base = _to_base_classes(*pipelines)
@@ -182,7 +185,7 @@ def compare(
     errors, cost = runs[0].images - answered, _cost(*runs)
     result = Comparison(answered, errors, order, pipelines[0].classes, cost, out, images, seed, count, margin)
     if labels is not None:
-        return replace(result, labels=_labels(result, Path(labels)))
+        return replace(result, labels=_labels(result, as_path(labels, "labels")))
     label_files.update(out, result.rows())
     return result
 

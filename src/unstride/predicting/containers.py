@@ -42,7 +42,7 @@ class Entry:
 
 
 @dataclass
-class Walk:
+class InputWalk:
     """One pass over all inputs. Without `reading`, images that lie in a stream are not read."""
 
     reading: bool = True
@@ -56,7 +56,7 @@ def is_container(name: str) -> bool:
 
 
 def contained(
-    name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: Walk, path: Path | None = None
+    name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: InputWalk, path: Path | None = None
 ) -> Iterator[Entry]:
     """The images in a tar or a Parquet file. `path`: where it lies on disk."""
     if name.lower().endswith(".parquet"):
@@ -72,7 +72,7 @@ def contained(
 # ------------------------------------------------------------------------------------------------------------ tar
 
 
-def _tar(path: Path, stamp: str, walk: Walk) -> Iterator[Entry]:
+def _tar(path: Path, stamp: str, walk: InputWalk) -> Iterator[Entry]:
     """The images of an uncompressed shard; other members of a sample (.json, .cls) are passed over."""
     try:
         with tarfile.open(path, "r:") as tar:
@@ -83,7 +83,7 @@ def _tar(path: Path, stamp: str, walk: Walk) -> Iterator[Entry]:
         yield _damaged(str(path), error)
 
 
-def _tar_stream(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: Walk) -> Iterator[Entry]:
+def _tar_stream(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: InputWalk) -> Iterator[Entry]:
     """The same of a stream that can be read only once, from its beginning to its end."""
     try:
         with opened() as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
@@ -94,7 +94,7 @@ def _tar_stream(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: Wa
         yield _damaged(name, error)
 
 
-def _images(tar: tarfile.TarFile, name: str, walk: Walk) -> Iterator[tarfile.TarInfo]:
+def _images(tar: tarfile.TarFile, name: str, walk: InputWalk) -> Iterator[tarfile.TarInfo]:
     while (member := tar.next()) is not None:
         if is_image_name(Path(member.name)):
             if member.isreg():
@@ -148,7 +148,7 @@ def _damaged(name: str, error: Exception) -> Entry:
 # -------------------------------------------------------------------------------------------------------- Parquet
 
 
-def _parquet(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: Walk) -> Iterator[Entry]:
+def _parquet(name: str, opened: Callable[[], IO[bytes]], stamp: str, walk: InputWalk) -> Iterator[Entry]:
     """The bytes of one column: binary, or as the `datasets` library stores images."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
@@ -226,7 +226,7 @@ def _hf_cell(data: Any, column: str, index: int) -> Path | bytes:
 # -------------------------------------------------------------------------------------------------- object stores
 
 
-def remote(url: str, walk: Walk) -> Iterator[Entry]:
+def remote(url: str, walk: InputWalk) -> Iterator[Entry]:
     """A file, a folder or a glob behind an address that fsspec understands."""
     files, root = _file_system(url)
     try:

@@ -19,7 +19,7 @@ from typing import IO
 
 from unstride.errors import DataError, OptionError
 from unstride.predicting import containers
-from unstride.predicting.containers import Entry, Walk
+from unstride.predicting.containers import Entry, InputWalk
 from unstride.storage.contents import file_stamp
 from unstride.views.images import is_image_name
 
@@ -51,23 +51,28 @@ class ImageInputs:
 
     def __post_init__(self) -> None:
         several = [self.inputs] if isinstance(self.inputs, str | Path) else self.inputs
-        if not isinstance(several, Sequence) or not all(isinstance(i, str | Path) for i in several) or not several:
+        if (
+            not isinstance(several, Sequence)
+            or not all(isinstance(i, str | Path) for i in several)
+            or not several
+            or "" in several
+        ):
             raise OptionError(f"images: got {self.inputs!r:.60}, expected {FORMS}.")
         self.texts = [_checked(str(text)) for text in several]
 
     def __iter__(self) -> Iterator[Entry]:
-        return self._entries(Walk())
+        return self._entries(InputWalk())
 
     def survey(self) -> Survey:
         """One pass over the names, with the size and time of each file. Compressed tars are not unpacked for it."""
-        walk, digest, count = Walk(reading=False), hashlib.sha256(), 0
+        walk, digest, count = InputWalk(reading=False), hashlib.sha256(), 0
         for entry in self._entries(walk):
             digest.update(f"{entry.name}|{entry.stamp}\n".encode(errors="surrogateescape"))
             count += 1
         digest.update("\n".join(walk.uncounted).encode(errors="surrogateescape"))
         return Survey(None if walk.uncounted else count, digest.hexdigest()[:16])
 
-    def _entries(self, walk: Walk) -> Iterator[Entry]:
+    def _entries(self, walk: InputWalk) -> Iterator[Entry]:
         seen: set[bytes] = set()
         count, first = 0, ""
         for text in self.texts:
@@ -102,7 +107,7 @@ def _is_glob(text: str) -> bool:
     return not text.startswith(("@", "hf:")) and glob.has_magic(text)
 
 
-def _entries(text: str, walk: Walk) -> Iterator[Entry]:
+def _entries(text: str, walk: InputWalk) -> Iterator[Entry]:
     path = Path(text)
     if "://" in text:
         yield from containers.remote(text, walk)
@@ -134,7 +139,7 @@ def _opened(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _list(path: Path, walk: Walk) -> Iterator[Entry]:
+def _list(path: Path, walk: InputWalk) -> Iterator[Entry]:
     """A line for each input, relative to the list itself. A line with nothing there is an error of its row."""
     real = os.path.realpath(path)
     if real in walk.lists:

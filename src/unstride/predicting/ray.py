@@ -24,7 +24,7 @@ from unstride.errors import DataError, InputError, OptionError
 from unstride.pipeline import open_pipeline
 from unstride.predicting.containers import Entry
 from unstride.predicting.parts import PartResult
-from unstride.predicting.reading import Preparation, PreparedImage, Reader
+from unstride.predicting.reading import ImageReader, Preparation, PreparedImage
 from unstride.predicting.run import open_runner
 from unstride.predicting.summary import PartList
 from unstride.storage.cache import Cache
@@ -136,7 +136,7 @@ class PartWorker:
 
     def run(self, part: int, entries: list[tuple[int, Entry]]) -> dict[str, Any]:
         """The rows of a part, as plain values. Maps are written to the folder that all processes see."""
-        read = Reader(self.prepare)(iter([(part, index, entry) for index, entry in entries]))
+        read = ImageReader(self.prepare)(iter([(part, index, entry) for index, entry in entries]))
         return asdict(self.runner.run(part, (image for _, image in read)))
 
 

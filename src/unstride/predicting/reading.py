@@ -105,8 +105,8 @@ def _opened(data: Path | bytes, source: Path | bytes) -> Image.Image:
 
 
 @dataclass(eq=False)
-class Reader:
-    """`for part, image in Reader(prepare)(wanted)`: in order; `waited` is how long the caller waited, in seconds."""
+class ImageReader:
+    """`for part, image in ImageReader(prepare)(wanted)`: in order; `waited`: seconds that the caller waited."""
 
     prepare: Preparation
     threads: int = min(8, 2 + (os.cpu_count() or 1))

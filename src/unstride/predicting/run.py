@@ -14,7 +14,8 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,10 +28,10 @@ from unstride.pipeline import Pipeline, open_pipeline
 from unstride.predicting.drift import drifted_gates
 from unstride.predicting.inputs import ImageInputs, Survey
 from unstride.predicting.parts import BATCH, PART, PartRunner, output_width
-from unstride.predicting.reading import Reader
+from unstride.predicting.reading import ImageReader
 from unstride.predicting.rows import Columns
 from unstride.predicting.summary import PartList, PredictSummary, TableTotals
-from unstride.predicting.tables import check_table, write_table
+from unstride.predicting.tables import as_path, check_table, write_table
 from unstride.recipe.recipe import Recipe
 from unstride.storage import locks, strict_json
 from unstride.storage.artefacts import write_file
@@ -100,7 +101,9 @@ def predict(
     An image that cannot be read is a row with its error.
     """
     arguments = {"model": model, "recipe": recipe, "weights": weights, "task": task, "device": device, **changes}
-    job = open_job(images, Path(out), top, batch_size, **arguments)
+    if not isinstance(ray, str | None) or ray == "":
+        raise OptionError(f"ray: got {ray!r:.60}, expected 'local' or the address of a cluster, HOST:PORT.")
+    job = open_job(images, as_path(out, "out"), top, batch_size, **arguments)
     with world() as us:
         survey = us.share(job.inputs.survey() if us.leads else Survey(0, ""))
         key = RunKey("predict", job.settings)
@@ -114,7 +117,7 @@ def predict(
         if us.leads and (survey.count is None or survey.count >= _MANY):
             example = job.pipeline.base.example().to(*place(job.pipeline.better.model))
             warn_of_batch_dependence(job.pipeline.better.networks, example)
-        with locks.exclusive(job.folder, us.leads):
+        with locks.exclusive(job.folder, us.leads), _nothing_left(job.folder, us):
             if us.leads:
                 _check_parts(job, key)
             cache = Cache.open(job.folder, key)
@@ -126,13 +129,24 @@ def predict(
         return summary
 
 
+@contextmanager
+def _nothing_left(folder: Path, us: World) -> Iterator[None]:
+    """After an error before the first part is done, the folder is removed."""
+    try:
+        yield
+    except BaseException:
+        if us.leads and folder.exists() and not any(folder.rglob("*.safetensors")):
+            _remove_parts(folder)
+        raise
+
+
 def open_job(
     images: str | Path | Sequence[str | Path], out: Path, top: Any, batch_size: Any, *, model: Any, **options: Any
 ) -> PredictJob:
     """Everything that every image would stumble over is checked here, before the first."""
     check_table(out)
     for name, value in (("top", top), ("batch_size", batch_size)):
-        if value is not None and (type(value) is not int or value < 1):
+        if (name, value) != ("batch_size", None) and (type(value) is not int or value < 1):
             raise OptionError(f"{name}: got {value!r}, expected a whole number from 1 on.")
     inputs = ImageInputs(images)
     pipeline = model if isinstance(model, Pipeline) else open_pipeline(model, **options)
@@ -248,7 +262,6 @@ def _run(
         return None
     cache.reload()
     if not parts.count:
-        _remove_parts(job.folder)
         raise DataError(f"{_shown(job)}: there is no image")
     if _fingerprints(job) != models:
         cache.clear()
@@ -261,7 +274,7 @@ def _run(
 
 def _work(runner: PartRunner, cache: Cache, parts: PartList, done: Any) -> float:
     """The parts of this process; the seconds that the network waited for images."""
-    reader = Reader(runner.preparation)
+    reader = ImageReader(runner.preparation)
     wanted = ((k, index, entry) for k, entries in parts for index, entry in entries)
     for part, images in groupby(reader(wanted), key=lambda pair: pair[0]):
         result = runner.run(part, (image for _, image in images))
