@@ -1,17 +1,16 @@
-"""`unstride fit`: trains on labelled files, saves what `unstride.load` reads, and says what is wrong in one line."""
+"""`unstride fit`: fits on labelled files, writes a recipe that every command reads, explains mistakes in one line."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from fitting_nets import labelled
 from typer.testing import CliRunner
 
-from unstride import models
+import unstride
 from unstride.cli.main import app
-from unstride.enhanced import load
+from unstride.models import load
 
 NET = """
 from torch import nn
@@ -35,30 +34,61 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *more: str) -> object:
-    files = ["--data", f"npz:{folder}/data.npz", "--out", f"{folder}/a.safetensors"]
-    return CliRunner().invoke(app, ["fit", f"{folder}/net.py:build", *files, "--epochs", "1", "--budget", "3", *more])
+def run(folder: Path, *more: str, out: str = "a.toml"):
+    files = ["--data", f"npz:{folder}/data.npz", "--out", f"{folder}/{out}"]
+    return CliRunner().invoke(app, ["fit", f"{folder}/net.py:build", *files, *more])
 
 
-def test_a_fit_can_be_loaded(files):
-    result = run(files, "--json")
+def test_a_fit_of_the_attention_is_a_recipe_file(files: Path) -> None:
+    result = run(files, "--epochs", "1", "--budget", "3", "--schedule", "fast", "--json", "--set", "budget=2")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert (report["train_images"], report["val_images"], len(report["epochs"])) == (24, 6, 2)
-    assert not list(files.glob("*.partial"))
-    loaded = models.load(f"{files}/net.py:build")
-    better = load(files / "a.safetensors", loaded.model, preprocess=loaded.preprocess)
-    assert better.preprocess == loaded.preprocess
-    assert "aggregate='attention'" in better.signature and "criterion='learned'" in better.signature
-    x = loaded.example()
-    assert better.with_options(budget=2)(x).shape == (1, 3)
-    assert torch.isfinite(better(x)).all()
+    assert (report["train_images"], report["validation_images"], len(report["epochs"])) == (24, 6, 2)
+    assert (report["method"], report["schedule"], report["kept"]) == ("attention", "fast", 1)
+    assert sorted(p.suffix for p in files.glob("a.*")) == [".safetensors", ".toml"]
+    loaded = load(f"{files}/net.py:build")
+    better = unstride.enhance(loaded, recipe=files / "a.toml")
+    assert better.recipe.search.states.budget == 2
+    assert better(loaded.example()).shape == (1, 3)
 
 
-def test_mistakes_are_one_line(files):
-    result = run(files, "--val-fraction", "1.5")
+@pytest.mark.parametrize("method", ["gps", "augtta", "classtta"])
+def test_a_fit_of_views_is_a_recipe_file(files: Path, method: str) -> None:
+    result = run(files, "--method", method, "--policy", "expanded:4", "--limit", "20")
+    assert result.exit_code == 0, result.output
+    assert f"{method} (4 views of expanded:4)" in result.stdout
+    assert "validation accuracy (4 images)" in result.stdout
+    loaded = load(f"{files}/net.py:build")
+    better = unstride.enhance(loaded, recipe=files / "a.toml")
+    assert 1 <= len(better.recipe.stages[0].views) <= 4
+    assert better(loaded.example()).shape == (1, 3)
+
+
+def test_a_fit_that_did_nothing_says_so(files: Path) -> None:
+    result = run(files, "--epochs", "1", "--budget", "2")
+    assert result.exit_code == 0, result.output
+    assert "WARNING: Training did not move the attention" in result.stdout
+    assert "Training did not move the attention" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--method", "luck"), "method: got 'luck'"),
+        (("--schedule", "slow"), "schedule: got 'slow'"),
+        (("--recipe", "paper"), "no Search with aggregate='learned'"),
+        (("--method", "gps", "--policy", "luck:3"), "unknown policy 'luck'"),
+        (("--heads", "5"), "divisor of the 12 channels"),
+        (("--validation", "npz:missing.npz"), "no such file"),
+    ],
+)
+def test_mistakes_are_one_line(files: Path, options: tuple[str, ...], word: str) -> None:
+    result = run(files, *options)
     assert result.exit_code == 1
-    assert "--val-fraction 1.5" in result.stderr and "Traceback" not in result.output
-    result = run(files, "--lr", "-1")
-    assert result.exit_code == 1 and "lr" in result.stderr
-    assert not (files / "a.safetensors").exists()
+    assert word in result.stderr and "Traceback" not in result.output
+    assert not (files / "a.toml").exists()
+
+
+def test_the_name_of_the_file_says_its_form(files: Path) -> None:
+    result = run(files, out="a.safetensors")
+    assert result.exit_code == 1 and ".toml or .json" in result.stderr

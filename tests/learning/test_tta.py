@@ -257,3 +257,34 @@ def test_weights_are_normalised_even_from_nothing() -> None:
     z = torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]]])
     assert combined(z, torch.tensor([0.25, 0.75])).tolist() == [[2.5, 0.5]]
     assert combined(z, torch.tensor([0.5, 0.5]), "max").tolist() == [[3.0, 2.0]]
+
+
+@pytest.mark.parametrize("method", ["classtta", "augtta", "gps", "maxtta"])
+def test_a_model_with_one_score_for_two_classes(method: str, policy: str, tmp_path) -> None:
+    class Score(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(40.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x[..., 12:].mean((1, 2, 3)) - x[..., :12].mean((1, 2, 3)))[:, None] * self.scale
+
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 2, (60,), generator=generator)
+    x = torch.rand(60, 3, 24, 24, generator=generator)
+    x[..., 12:] += (y * 0.04 - 0.02)[:, None, None, None]
+    network = Score().eval()
+    better = unstride.enhance(network, recipe="plain", task="classification")
+    path = tmp_path / "fitted.toml"
+    fitted = unstride.fit(
+        better,
+        [(x[:40], y[:40])],
+        validation=[(x[40:], y[40:])],
+        method=method,
+        policy=policy,
+        out=path,
+        progress=False,
+    )
+    output = unstride.enhance(network, recipe=path)(x[40:])
+    assert output.shape == (20, 1)
+    assert float(((output[:, 0] > 0) == y[40:].bool()).float().mean()) == pytest.approx(fitted.report.fitted)

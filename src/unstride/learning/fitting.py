@@ -33,7 +33,7 @@ from unstride.learning.tta import (
     views_of,
 )
 from unstride.method.attention import Attention
-from unstride.method.training import SCHEDULES, Schedule
+from unstride.method.training import SCHEDULES, Schedule, TrainingEpoch
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.files import check_name
@@ -199,7 +199,7 @@ def _views(
             f"fitting {method}", steps["epochs"] + 1, show and us.leads and method.endswith("tta")
         ) as go:
             fit = fit_views(
-                method, train, validation, epochs=steps["epochs"], seed=seed, after=lambda epoch: go(1, _told(epoch))
+                method, train, validation, epochs=steps["epochs"], seed=seed, after=lambda epoch: go(1, _note(epoch))
             )
     else:
         fit = _fixed(method, len(views))
@@ -212,10 +212,17 @@ def _views(
     names = tuple(str(views[step.view]) for step in fit.steps)
     report = view_report(fit, policy, len(views), seed, *images, figures, names)
     made, per_class = view_recipe(recipe, views, fit)
+    if per_class is not None and _one_score(pipeline, images[1]):
+        per_class = per_class[:, 1:]
     return Fitted(report, _with(pipeline, made, view_weights=per_class))
 
 
-def _told(epoch: Any) -> str:
+def _one_score(pipeline: Pipeline, images: LearningImages) -> bool:
+    """Whether the model returns the score of the second of two classes alone; that of the first is 0."""
+    return pipeline.better.replace(Recipe()).run(images.source([0])).output.shape[1] == 1
+
+
+def _note(epoch: TrainingEpoch) -> str:
     return f"validation accuracy {epoch.accuracy:.2%}"
 
 

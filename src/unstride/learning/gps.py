@@ -54,8 +54,8 @@ def select_views(blocks: Blocks, variant: GreedyVariant) -> list[GreedyStep]:
         taken = {step.view for step in steps}
         candidates = [v for v in range(views) if variant.replacement or v not in taken]
         start = inverse[candidates] if variant.every_candidate else torch.ones(len(candidates), dtype=torch.float64)
-        loss, found = _calibrated(blocks, candidates, running, number, start, scale, variant.every_candidate)
-        inverse[candidates] = found
+        loss, fitted = _calibrated(blocks, candidates, running, number, start, scale, variant.every_candidate)
+        inverse[candidates] = fitted
         best = int(loss.argmin())
         steps.append(GreedyStep(candidates[best], float(loss[best]) / images))
         for i, (logits, _) in enumerate(blocks):

@@ -155,11 +155,11 @@ def view_report(
     steps: tuple[str, ...] = (),
 ) -> FitReport:
     """What fitting of view weights did. `figures`: of the base model, the mean and the result, on validation images."""
-    found = figures or {}
-    own = found.get("fitted")
+    epochs = figures or {}
+    own = epochs.get("fitted")
     still = own is not None and fit.method in LEARNED and not own.changed and own.moved < STILL
     warning = "Fitting did not move the weights of the views: results are those of their mean. Use more images."
-    accuracies = {name: epoch.accuracy for name, epoch in found.items()}
+    accuracies = {name: epoch.accuracy for name, epoch in epochs.items()}
     return FitReport(
         method=fit.method,
         schedule="",
@@ -169,7 +169,7 @@ def view_report(
         base=accuracies.get("base"),
         mean=accuracies.get("mean"),
         fitted=accuracies.get("fitted"),
-        mean_nll=found["mean"].nll if found else None,
+        mean_nll=epochs["mean"].nll if epochs else None,
         fitted_nll=own.nll if own is not None else None,
         kept=fit.kept,
         moved=not still,

@@ -100,7 +100,7 @@ def view_logits(
     groups = [views[k : k + VIEWS_TOGETHER] for k in range(0, len(views), VIEWS_TOGETHER)]
     settings = _settings(pipeline, recipe, parts[0], batch_size)
     caches = [Cache.open(folder, RunKey("view-logits", {**settings, "views": list(map(str, g))})) for g in groups]
-    _tell(caches, parts, us)
+    _report_reused(caches, parts, us)
     todo = [(images, rows) for images in parts for rows in batches_of(len(images), batch_size)]
     mine = todo[us.rank :: us.size]
     with show_progress("batches of views", len(mine) * len(groups), show and us.leads) as advance:
@@ -125,7 +125,7 @@ def _settings(pipeline: Pipeline, recipe: Recipe, images: LearningImages, batch_
     return {**key, "batch_size": batch_size, "versions": versions()}
 
 
-def _tell(caches: Sequence[Cache], parts: Sequence[LearningImages], us: World) -> None:
+def _report_reused(caches: Sequence[Cache], parts: Sequence[LearningImages], us: World) -> None:
     keys = [key for images in parts for key in images.keys]
     if us.leads:
         tell_reused(sum(all(key in cache for cache in caches) for key in keys), len(keys), caches[0].folder)
