@@ -44,10 +44,11 @@ def create_app(path):
         async with lock:  # what arrives while a batch is computed becomes the next batch, of images of one size
             while not answer.done():
                 batch = [entry for entry in waiting if entry[0].shape == image.shape][:BATCH]
-                results = await asyncio.to_thread(run, [entry[0] for entry in batch])
+                (done,) = await asyncio.gather(asyncio.to_thread(run, [e[0] for e in batch]), return_exceptions=True)
+                results = done if isinstance(done, list) else [None] * len(batch)
                 [entry[1].set_result(result) for entry, result in zip(batch, results, strict=True)]
                 waiting[:] = [entry for entry in waiting if not entry[1].done()]
-        return web.json_response(answer.result())
+        return web.json_response(answer.result(), status=500 if answer.result() is None else 200)
 
     app = web.Application(client_max_size=BYTES)
     app.add_routes([web.post("/predict", handle), web.get("/health", handle)])

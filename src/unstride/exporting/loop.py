@@ -257,7 +257,7 @@ class _Body:
         gates = [*(p.gate for p in plan.exported[1:]), None]
         kinds = list(dict.fromkeys(gate.by for gate in gates if gate is not None))
         if not kinds:
-            return state.rows
+            return b.op("Identity", state.rows)  # OpenVINO reads no loop that hands a value through
         below = [ALWAYS if gate is None or gate.below is None else gate.below for gate in gates]
         thresholds = b.name(THRESHOLDS)
         b.initializers.append(extra("onnx").numpy_helper.from_array(np.array(below, np.float32), thresholds))
