@@ -69,15 +69,24 @@ def test_json(tmp_path: Path) -> None:
 def test_table(tmp_path: Path) -> None:
     result = run(tmp_path, "nets.py:net", "--image-size", "32")
     assert result.exit_code == 0, result.output
-    for words in ("24 states", "0 (conv)", "2 (max_pool)", "2x3", "8x6", "100% of a forward", "features end at 3"):
+    for words in (
+        "One forward pass uses 1 of 24 states",
+        "1 of 6",
+        "0 (conv)",
+        "2 (max_pool)",
+        "2x3",
+        "8x6",
+        "100% of a forward pass",
+        "The features end at 3",
+    ):
         assert words in " ".join(result.output.split())  # a long path breaks the line
-    assert "left out: 4 (avg_pool2d)" in result.output
+    assert "Not used: 4 (avg_pool2d)" in result.output
 
 
 def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
     result = run(tmp_path, "nets.py:volumes", "--image-size", "12")
     assert result.exit_code == 0, result.output
-    for words in ("6 states", "12x12x12", "1x2x3", "12x6x4"):
+    for words in ("1 of 6 states", "12x12x12", "1x2x3", "12x6x4"):
         assert words in " ".join(result.output.split())
 
 
@@ -85,9 +94,9 @@ def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["nets.py:raises"], "the model raised KeyError on images of shape"),
-        (["nets.py:asks", "--image-size", "32"], "control flow or output size depends on pixel values"),
+        (["nets.py:asks", "--image-size", "32"], "torch.export cannot capture Asks"),
         (["nets.py:tokens", "--image-size", "32"], "throws nothing away that could be moved"),
-        (["nets.py:tokens", "--image-size", "16"], "Pass an example of the size"),
+        (["nets.py:tokens", "--image-size", "16"], "Pass images of the size"),
         (["nets.py:number"], "it returned int; wanted a torch.nn.Module"),
         (["nets.py:nobody"], "has no function 'nobody'"),
         (["elsewhere.py:net"], "there is no file elsewhere.py"),
@@ -102,3 +111,13 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str
     assert result.exit_code != 0
     assert said in shown
     assert "Traceback" not in shown
+
+
+def test_a_recipe_is_described_with_its_cost(tmp_path: Path) -> None:
+    words = ("nets.py:net", "--image-size", "32", "--recipe", "paper", "--set", "budget=3", "--json")
+    result = run(tmp_path, *words)
+    assert result.exit_code == 0, result.output
+    recipe = json.loads(result.stdout)["recipe"]
+    assert "search of 3 states" in recipe["text"]
+    assert 1 < recipe["costs"][0] <= 3
+    assert "Cost of each stage" in run(tmp_path, *words[:-1]).output

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from unstride.paper import reproduce
 from unstride.paper.macs import Work, work
+from unstride.paper.reproducing import reproduce
 
 
 def test_counting_by_hand():
@@ -18,15 +18,15 @@ def test_counting_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("model", "plain", "as_paper", "printed"),
+    ("model", "base", "as_paper", "printed"),
     [
         ("ResNet18", 1_814_073_344, 1_824_033_792, {1: (273.6, 150), 3: (69.3, 10), 10: (167.7, 10), 15: (253.6, 10)}),
         ("MobileNetV2", 300_774_272, 327_486_720, {1: (49.1, 150), 3: (11.6, 10), 10: (30.7, 10), 15: (48.6, 10)}),
     ],
 )
-def test_the_papers_figures_follow_from_its_way_of_counting(model, plain, as_paper, printed):
+def test_the_papers_figures_follow_from_its_way_of_counting(model, base, as_paper, printed):
     counted = work(model)
-    assert counted.plain == plain
+    assert counted.base == base
     assert counted.as_paper(1) == (as_paper, as_paper)
     for budget, (table, images) in printed.items():
         low, high = (m * images / 1e9 for m in counted.as_paper(budget))
@@ -38,9 +38,9 @@ def test_the_papers_figures_follow_from_its_way_of_counting(model, plain, as_pap
 
     values = reproduce(f"computation-{model.lower()}").values  # the table needs no data, and leaves accuracy open
     found = {(v.row, v.column): v for v in values}
-    assert found[("150", "AugTTA", "no"), "MACs, x plain"].ours == pytest.approx(150)
-    assert found[("100", "GPS", "no"), "MACs, x plain"].ours == pytest.approx(3)
-    with_ours = found[("150", "ClassTTA", "yes"), "MACs, x plain"]
-    assert with_ours.ours == pytest.approx(10 * counted.ours[15] / plain)
+    assert found[("150", "AugTTA", "no"), "MACs, x base"].ours == pytest.approx(150)
+    assert found[("100", "GPS", "no"), "MACs, x base"].ours == pytest.approx(3)
+    with_ours = found[("150", "ClassTTA", "yes"), "MACs, x base"]
+    assert with_ours.ours == pytest.approx(10 * counted.ours[15] / base)
     assert with_ours.ours < with_ours.paper
-    assert all(v.ours is None for v in values if v.column in ("top-1 %", "time, x plain"))
+    assert all(v.ours is None for v in values if v.column in ("top-1 %", "time, x base", "ms / image"))

@@ -1,18 +1,22 @@
-"""`unstride demo`: real figures and an image on a fresh machine, without any hub."""
+"""`unstride demo`: what unstride does, measured on this machine in about a minute, offline."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unstride.cli.options import AsJson
-from unstride.cli.printing import screen
+from unstride.cli.printing import print_table, screen
 from unstride.storage import strict_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unstride.demo import Part
+    from unstride.demo.parts import DemoPart
+
+PARTS = 6
 
 
 def register(app: typer.Typer) -> None:
@@ -20,40 +24,39 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the report and its images.")] = Path("unstride-demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the report, the recipe and the exported file.")] = Path(
+        "unstride-demo"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Measure plain against enhanced on photographs and embedded networks, in a minute or two, and write a report.
+    """Show what unstride does, measured here on embedded networks, and write a report, a recipe and an ONNX file.
 
-    Exit code 3: some parts could not run; they are named, the others are done.
+    It takes about a minute, and needs no network connection. Exit code 3: some parts could not run; they are named.
     """
-    from unstride import demo as show
-    from unstride.errors import OptionError
-    from unstride.show.html import Note
+    from unstride.demo.story import run
     from unstride.storage.files import check_folder
 
     check_folder(out, "--out")
-    console = screen(stderr=as_json)
-    done: list[Part] = []
-    try:
-        with console.status("starting") as status:
-            for part in show.run(out, status.update):
-                done.append(part)
-                if not as_json:
-                    _show(console, part)
-    except OSError as error:
-        raise OptionError(f"--out {out}: cannot write there ({error.strerror or error})") from error
-    skipped = {p.name: p.skipped for p in done if p.skipped}
+    console, errors = screen(stderr=as_json), screen(stderr=True)
+    done: list[DemoPart] = []
+
+    def say(text: str) -> None:
+        errors.print(f"[dim]part {len(done) + 1} of {PARTS}: {text}[/dim]", highlight=False)
+
+    for part in run(out, say=say):
+        done.append(part)
+        if not as_json:
+            _show(console, part)
+    skipped = {part.name: part.skipped for part in done if part.skipped}
     if as_json:
-        figures: dict[str, Any] = {p.name: p.figures for p in done if not p.skipped}
-        seconds = {p.name: round(p.seconds, 1) for p in done}
-        notes = [b.text for p in done for b in p.blocks if isinstance(b, Note) and not p.skipped]
-        typer.echo(strict_json.dumps({**figures, "skipped": skipped, "notes": notes, "seconds": seconds}))
+        figures = {part.name: part.figures for part in done if not part.skipped}
+        seconds = {part.name: round(part.seconds, 1) for part in done}
+        typer.echo(strict_json.dumps({**figures, "skipped": skipped, "seconds": seconds}))
     if skipped:
         raise typer.Exit(3)
 
 
-def _show(console: "Console", part: "Part") -> None:
+def _show(console: Console, part: DemoPart) -> None:
     """What the report shows in text, as text."""
     from rich.markup import escape
     from rich.table import Table
@@ -69,12 +72,11 @@ def _show(console: "Console", part: "Part") -> None:
                 console.print(f"[yellow]{escape(text)}[/yellow]", highlight=False)
             case html.Table(columns, rows, caption, strong):
                 table = Table(box=None, padding=(0, 1, 0, 0))
-                for k, name in enumerate(columns):
-                    number = html.numeric(rows, k)
-                    table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+                for name, right in zip(columns, block.right, strict=True):
+                    table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
                 for k, row in enumerate(rows):
                     table.add_row(*map(escape, row), style="bold" if k in strong else None)
-                console.print(table)
+                print_table(console, table)
                 console.print(f"[dim]{escape(caption)}[/dim]", highlight=False)
     if part.seconds:
         console.print(f"[dim]{part.seconds:.0f} s[/dim]\n", highlight=False)

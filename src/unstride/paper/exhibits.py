@@ -163,11 +163,12 @@ class Exhibit:
 
 def only(exhibit: Exhibit, model: str) -> Exhibit:
     """The part of an exhibit about one network, by the paper's name."""
-    names = list(dict.fromkeys(cell.run.model for cell in exhibit.cells))
-    by_name = {name.lower(): name for name in names}
-    if model.lower() not in by_name:
+    names = list(dict.fromkeys(cell.group or cell.run.model for cell in exhibit.cells))
+    wanted = model.lower()
+    chosen = tuple(c for c in exhibit.cells if wanted in (c.group.lower(), c.run.model.lower()))
+    if not chosen:
         close = difflib.get_close_matches(model, names, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(names) or "none: it needs no network"
         raise OptionError(f"--model: got {model[:60]!r}, which {exhibit.name} does not have.{hint} It has {known}.")
-    return replace(exhibit, cells=tuple(c for c in exhibit.cells if c.run.model == by_name[model.lower()]))
+    return replace(exhibit, cells=chosen)

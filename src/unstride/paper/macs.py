@@ -104,6 +104,7 @@ def _macs() -> list[Value]:
 
 # Rows of the paper's two policy tables: augmentation, how many values.
 STANDARD = {"FlipLR": 2, "Scale": 19, "FiveCrop": 5}
+NEUTRAL = {"FlipLR": "False", "Scale": "1.0", "FiveCrop": "Center"}  # of a view of that policy which does not name it
 EXPANDED = {
     "Identity": 1, "FlipLR": 1, "FlipUD": 1, "Invert": 1, "PIL_Blur": 1, "PIL_Smooth": 1, "AutoContrast": 1,
     "Equalize": 1, "Posterize": 4, "Rotate": 10, "CropBilinear": 10, "Solarize": 10, "Contrast": 10, "Saturation": 10,
@@ -115,8 +116,12 @@ def _policy(name: str, rows: dict[str, int], total: int) -> list[Value]:
     policy = policies.get(name)
     found: dict[str, dict[str, None]] = {op: {} for op in rows}
     for view in policy:
-        for op in view.ops:
-            found.setdefault(op.name, {})[str(op.value)] = None
+        values_of = {op.name: str(op.value) for op in view.ops}
+        if name == "standard":
+            values_of = {op: values_of.get(op, neutral) for op, neutral in NEUTRAL.items()}
+            values_of["FlipLR"] = str(values_of["FlipLR"] != "False")  # a flip has no value of its own
+        for op, text in values_of.items():
+            found.setdefault(op, {})[text] = None
     values = []
     for row, texts in found.items():
         numeric = all(_is_number(text) for text in texts)

@@ -135,9 +135,9 @@ def _cell(value: Value | None) -> str:
     if value is None or (value.ours is None and value.paper is None):
         return "-"
     spread = "" if value.spread is None else f" ± {_text(value.spread)}"
-    digits = 4 if value.column == "NLL" else 0 if value.column in WHOLE else 2
+    digits = 4 if value.column in ("NLL", "mean value") else 0 if value.column in WHOLE else 2
     ours = "-" if value.ours is None else _text(value.ours, digits) + spread
-    return ours if value.paper is None else f"{ours} ({_text(value.paper)})"
+    return ours if value.paper is None else f"{ours} ({_text(value.paper, digits if value.column in WHOLE else 2)})"
 
 
 def _text(value: float | str, digits: int = 2) -> str:
@@ -223,7 +223,7 @@ def _scatter(result: Reproduction) -> Any:
     found = {(v.row, v.column): v.ours for v in result.values}
     for ax, kind in zip(axes, kinds, strict=True):
         states = list(dict.fromkeys(v.row for v in result.values if v.row[0] == kind))
-        points = [(found[s, "criterion"], found[s, "top-1 %"]) for s in states]
+        points = [(found[s, "mean value"], found[s, "top-1 %"]) for s in states]
         ax.scatter([x for x, _ in points], [y for _, y in points], s=12, label="states")
         ax.scatter(*[[value] for value in points[0]], s=50, marker="*", label="state 0, the base model")
         ax.set_xlabel(f"{kind}: {result.exhibit.x}")

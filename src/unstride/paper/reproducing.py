@@ -75,7 +75,7 @@ def reproduce(
         out: folder for what is fitted and evaluated; a killed run continues where it was.
         seeds: of everything that is drawn (5 in the paper). Each draws its own training images and initialises anew;
             the values are their mean and standard deviation.
-        epochs: of what is trained; by default those of the schedule.
+        epochs: of what is trained; by default those of the source or the schedule.
     """
     exhibit = get(name) if isinstance(name, str) else name
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 100:
@@ -228,7 +228,7 @@ class ExhibitRunner:
                 advance(len(pairs), "")
         for name, count in right.items():
             row = (*cell.row, name)
-            yield Value(row, "", "criterion", criterion[name] / len(test), images=len(test))
+            yield Value(row, "", "mean value", criterion[name] / len(test), images=len(test))
             yield Value(row, "", "top-1 %", 100 * count / len(test), images=len(test))
 
     # -- networks, images, recipes
@@ -290,7 +290,8 @@ class ExhibitRunner:
     def _fit(self, run: Run, seed: int, what: str, recipe: Any, **options: Any) -> Path:
         loaded = self._network(run)
         images = self.source.fitting(loaded, run.data)
-        about = [fingerprint(loaded.model), str(recipe), sorted(options.items()), seed, self.epochs, images.limit]
+        epochs = self.epochs or (self.source.epochs if options["method"] == "attention" else None)
+        about = [fingerprint(loaded.model), str(recipe), sorted(options.items()), seed, epochs, images.limit]
         about += [_stamp(images.train), None if images.validation is None else _stamp(images.validation)]
         digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         file = self.folder / "fitted" / f"{what}-{digest}.toml"
@@ -304,7 +305,7 @@ class ExhibitRunner:
                     recipe=recipe,
                     seed=seed,
                     limit=images.limit,
-                    epochs=self.epochs,
+                    epochs=epochs,
                     cache=self.folder / "fitting",
                     out=file,
                     progress=self.progress,

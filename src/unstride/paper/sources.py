@@ -19,6 +19,7 @@ from unstride.paper.exhibits import SEGMENTATION
 from unstride.views.images import Preprocess
 
 FITTING = 25_000  # images of the training split that are drawn: 20,000 to train on, 5,000 to validate on
+FEWEST = 500
 ABLATION = 5_000  # images of the training split that the ablations are measured on
 
 
@@ -36,13 +37,21 @@ class FittingImages:
 
 
 class ExhibitSource(Protocol):
-    """Where networks and images come from. `note` says what stands in for the paper's, `schedule` how is trained."""
+    """Where networks and images come from.
+
+    Attributes:
+        note: what stands in for the paper's networks and images.
+        schedule, epochs: of the attention's training.
+    """
 
     @property
     def note(self) -> str: ...
 
     @property
     def schedule(self) -> str: ...
+
+    @property
+    def epochs(self) -> int | None: ...
 
     def check(self, needs: Sequence[tuple[str, str]]) -> None:
         """A DataError that names everything that is missing, before anything runs."""
@@ -61,6 +70,7 @@ class EmbeddedSample:
 
     limit: int | None = None
     schedule: str = "fast"
+    epochs: int | None = 15  # so few images need more steps than the schedule has
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
@@ -154,6 +164,7 @@ class PaperFolder:
     limit: int | None = None
     schedule: str = "paper"
     note: str = ""
+    epochs: int | None = None  # those of the schedule
 
     def __post_init__(self) -> None:
         check_limit(self.limit)
@@ -298,8 +309,8 @@ def _slug(model: str) -> str:
 
 
 def _fitting_limit(limit: int | None) -> int:
-    """Images for fitting; of a limited run five times its limit, at least 160."""
-    return FITTING if limit is None else min(FITTING, max(160, 5 * limit))
+    """Images for fitting; of a limited run five times its limit, at least 500."""
+    return FITTING if limit is None else min(FITTING, max(FEWEST, 5 * limit))
 
 
 def _halves(count: int) -> tuple[list[int], list[int]]:
