@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import unstride
-from unstride import Gate, Recipe, Stage
-from unstride.recipe.view import parse_view
+from unstride import Gate, Near, Recipe, Stage
 
 try:
     from monai.inferers import SlidingWindowInferer
@@ -53,12 +52,11 @@ def trained(steps: int = 40) -> nn.Module:
     return net.eval()
 
 
-FLIPS = tuple(map(parse_view, ("plain", "flip", "FlipUD", "FlipFB")))
 UNCERTAIN = Gate("margin", below=0.95)  # the mean margin of a window; every window is decided by itself
 RECIPES = {
-    "plain": (),
-    "flips along each axis": (Stage(FLIPS),),
-    "four near states where a window is uncertain": (Stage(), Stage(states="near:4", gate=UNCERTAIN)),
+    "base model": (Stage(),),
+    "flips along each axis": (Stage(("plain", "flip", "FlipUD", "FlipFB")),),
+    "four near states where a window is uncertain": (Stage(), Stage(states=Near(4), gate=UNCERTAIN)),
 }
 
 
@@ -73,7 +71,7 @@ def main() -> None:
     volume = LoadImage(image_only=True, ensure_channel_first=True)(path)[None]  # (1, C, D, H, W)
     net, infer = trained(), SlidingWindowInferer(roi_size=WINDOW, sw_batch_size=4, overlap=0.25, mode="gaussian")
     for name, stages in RECIPES.items():
-        recipe = Recipe(name, "segmentation", stages, merge="probabilities")
+        recipe = Recipe(stages, "segmentation", combine="probabilities", name=name)
         better = unstride.enhance(net, torch.zeros(1, 1, *WINDOW), recipe=recipe)
         with torch.no_grad():
             labels = torch.as_tensor(infer(volume, better).argmax(1))[0]

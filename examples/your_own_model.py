@@ -1,4 +1,4 @@
-"""Any module that makes logits from images: what it throws away, a better answer, a budget curve, early stopping."""
+"""Any module that returns logits: what it throws away, a better answer, a budget curve, an early stop."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ import unstride
 
 
 class Mine(nn.Module):
-    """A small residual network with a dict for an output."""
+    """A small residual network whose output is a dict."""
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
@@ -28,13 +28,13 @@ model, images = Mine(), torch.rand(4, 3, 64, 64)
 
 print(unstride.inspect(model, images[:1]))  # `down` and `skip` meet again, so they are one layer
 
-better = unstride.enhance(model, images[:1], budget=10)
+better = unstride.enhance(model, images[:1], recipe="paper")
 answer = better(images)  # a dict, as the model returns
 print({name: tuple(value.shape) for name, value in answer.items()})
 
-for budget, (_, cost) in better.costs(images, (1, 4, 10)).items():
-    print(f"budget {budget}: {sum(cost) / len(cost):.2f} times the MACs of a plain forward")
+for budget, (_, costs) in better.curve(images, (1, 4, 10)).items():
+    print(f"budget {budget}: {sum(costs) / len(costs):.2f} forward passes of the base model")
 
-quick = better.with_options(stop=unstride.Agreement(share=1.0, states=4))
+quick = better.replace(until=unstride.Gate("agreement", below=0.9))  # ends the search of an image early
 for p in quick.explain(images):
-    print(f"{len(p.states)} states, stopped: {p.stopped}")
+    print(f"{len(p.passes)} states, stopped: {p.stopped}")

@@ -94,7 +94,7 @@ def test_under_load_no_request_is_lost_and_each_gets_its_own_answer(exported: Pa
 
 def test_the_triton_repository_declares_the_files_own_inputs_and_outputs(exported: Path) -> None:
     """Triton is not here: its form is checked, against the exported file."""
-    folder = EXAMPLES / "triton" / "recipe"
+    folder = EXAMPLES / "triton_server" / "recipe"
     config = (folder / "config.pbtxt").read_text()
     assert re.search(r'^name: "recipe"$', config, re.MULTILINE)
     assert re.search(r'^platform: "onnxruntime_onnx"$', config, re.MULTILINE)
