@@ -41,6 +41,13 @@ class ArtefactError(UnstrideError):
     """A saved file that is damaged, foreign, or made for another model."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on whatever device; torch says so in several ways."""
+    text = str(error).lower()
+    words = ("out of memory", "allocate memory", "defaultcpuallocator")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in text for w in words))
+
+
 class UnstrideWarning(UserWarning):
     """The answer is there, but something about it should be known."""
 
@@ -63,6 +70,10 @@ class LeftOut(UnstrideWarning):
 
 class PreprocessAssumed(UnstrideWarning):
     """A file's function returned a module alone; the warning says how its images are prepared."""
+
+
+class LessAtOnce(UnstrideWarning):
+    """A device was out of memory, so fewer images run together."""
 
 
 class NotWritten(UnstrideWarning):

@@ -62,7 +62,7 @@ def inspect(
 def _costs(pipeline: Pipeline, example: Tensor) -> list[float]:
     """Of each stage, in forward passes of the base model, with all gates open."""
     record = pipeline.better.run(example, open_gates=True).record
-    return [sum(macs) / len(macs) / record.base_macs for macs in record.stage_macs]
+    return [sum(work) / len(work) / record.base_work for work in record.stage_work]
 
 
 def _show(spec: str, report: Report) -> None:

@@ -11,7 +11,7 @@ from torch.fx import Node
 from unstride.engine.movers import Batch, Rows
 from unstride.engine.segments import Cutter, Segment, batch_of, tensor_bytes, unchanged
 from unstride.engine.store import Key, Store
-from unstride.errors import CaptureError, OptionError
+from unstride.errors import CaptureError, OptionError, is_out_of_memory
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
 from unstride.graph.capture import Graph, gap, run_nodes, tolerance
@@ -268,7 +268,7 @@ class Run:
             try:
                 outputs = self._chunk(requests, rows, variant)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or chunk == 1:
+                if not is_out_of_memory(error) or chunk == 1:
                     raise
                 chunk = self.limit[level] = max(1, len(requests) // 2)
                 continue
@@ -290,13 +290,6 @@ class Run:
         level = engine.found.level[n]
         places = (self.store.place(level, (image, state.selections[:level]), n) for image, state in requests)
         return Rows(tuple(places), engine.batch(n))
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        "out of memory" in text or "allocate memory" in text or "defaultcpuallocator" in text
-    )
 
 
 __all__ = ["Engine", "Request", "Run"]

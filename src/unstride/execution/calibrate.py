@@ -68,10 +68,10 @@ def open_run(result: StageResult, stride: Sequence[int] | None) -> OpenRun:
 
 def stage_prices(recipe: Recipe, record: Record, stride: Sequence[int] | None) -> list[Price]:
     """The cost of each stage for one image; behind a gate with tiles, by the area of their windows."""
-    base = max(1, record.base_macs)
+    base = max(1, record.base_work)
     prices: list[Price] = []
     gate: Gate | None = None
-    for stage, macs in zip(recipe.stages, record.stage_macs, strict=True):
+    for stage, macs in zip(recipe.stages, record.stage_work, strict=True):
         gate = stage.gate or gate
         cost = sum(macs) / len(macs) / base
         prices.append(cost)

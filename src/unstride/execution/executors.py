@@ -7,6 +7,8 @@ passes.run([(image, state)])      values of further states, each prefix computed
 from __future__ import annotations
 
 import threading
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,10 +20,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unstride.engine.engine import Request
-from unstride.errors import InputError, ModelRaised, OptionError
+from unstride.errors import InputError, LessAtOnce, ModelRaised, OptionError, is_out_of_memory
 from unstride.execution.captures import Captures, Crop, on_padded, sized
 from unstride.geometry.states import State, StateSpace
-from unstride.graph.capture import model_raised, wanted_axes
+from unstride.graph.capture import calling, wanted_axes
 from unstride.graph.evaluation import evaluation_copy
 from unstride.recipe.stage import Stage
 from unstride.tasks.tasks import Task, meant_outputs
@@ -41,6 +43,8 @@ class Network:
     classes: tuple[int, ...] = ()  # of each class of the base network, its index here; () if they are the same
     captures: Captures = field(init=False)
     counted: dict[tuple[Any, ...], int] = field(default_factory=dict)  # MACs of a forward pass, by input
+    timed: dict[tuple[Any, ...], float] = field(default_factory=dict)  # its seconds, where MACs cannot be counted
+    most_rows: int | None = None  # at once, once memory ran out
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
@@ -58,29 +62,58 @@ class Network:
         return output.index_select(1, torch.tensor(self.classes, device=output.device))
 
     @cached_property
+    def counts_macs(self) -> bool:
+        """False for quantised ops, whose work torch does not count."""
+        return not any("quantized" in type(m).__module__ for m in self.model.modules())
+
+    @cached_property
     def axes(self) -> int:
         """Spatial axes of the input: 1 for signals, 2 for images, 3 for volumes."""
         return wanted_axes(self.model)
 
     def forward(self, images: Tensor) -> Any:
-        """What the model returns in evaluation mode, whatever mode its modules are in."""
+        """What the model returns in evaluation mode, whatever mode its modules are in.
+
+        Where memory runs out, half as many images run at once, from then on.
+        """
         training = any(module.training for module in self.model.modules())
         model = evaluation_copy(self.model) if training else self.model
-        try:
-            with torch.no_grad():
-                return model(images)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise model_raised(images, error) from error
+        while True:
+            rows = min(len(images), self.most_rows or len(images))
+            try:
+                with torch.no_grad(), calling(images):
+                    outputs = [model(some) for some in images.split(rows)]
+                return outputs[0] if len(outputs) == 1 else joined_outputs(outputs, rows)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or rows == 1:
+                    raise
+            if self.most_rows is None:  # said once
+                what = f"{self.name}: out of memory on {images.device} with {rows} images at once; goes on with fewer"
+                warnings.warn(LessAtOnce(what), stacklevel=2)
+            self.most_rows = max(1, rows // 2)
+
+    def forward_seconds(self, images: Tensor) -> float:
+        """Time of one forward pass of one image of this size: the least of three, after one that does not count."""
+        key = (*images.shape[1:], images.dtype, images.device)
+        if key not in self.timed:
+            with self.lock:
+                self.timed[key] = min([self._seconds(images[:1]) for _ in range(4)][1:])
+        return self.timed[key]
+
+    def _seconds(self, images: Tensor) -> float:
+        start = time.perf_counter()
+        self.forward(images)
+        if images.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter() - start
 
     def forward_macs(self, images: Tensor) -> int:
-        """Multiply-accumulates of one forward pass of one image of this size."""
+        """Multiply-accumulates of one forward pass of one image of this size; 1 where they cannot be counted."""
         key = (*images.shape[1:], images.dtype, images.device)
         if key not in self.counted:
             with self.lock, FlopCounterMode(display=False) as counter:
                 self.forward(images[:1])
-            self.counted[key] = counter.get_total_flops() // 2
+            self.counted[key] = max(1, counter.get_total_flops() // 2) if self.counts_macs else 1
         return self.counted[key]
 
     def __reduce__(self) -> Any:
@@ -122,6 +155,14 @@ class ModelOutput:
         for index, value in (also or {}).items():
             leaves[index] = value
         return self.rebuild(leaves)
+
+
+def joined_outputs(outputs: Sequence[Any], rows: int) -> Any:
+    """What a model returned for neighbouring images, as if they had run at once."""
+    flat = [pytree.tree_flatten(output) for output in outputs]
+    counts = [next((len(v) for v in leaves if isinstance(v, Tensor) and v.ndim), rows) for leaves, _ in flat]
+    leaves = [_joined(values, counts) for values in zip(*(leaves for leaves, _ in flat), strict=True)]
+    return pytree.tree_unflatten(leaves, flat[0][1])
 
 
 def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -171,6 +212,8 @@ class Executor(Protocol):
 
     @property
     def network(self) -> Network: ...
+    @property
+    def task(self) -> Task: ...
 
     def space(self, images: Tensor) -> StateSpace: ...
     def start(self, images: Tensor) -> Passes: ...

@@ -15,6 +15,9 @@ from unstride.recipe.view import View
 from unstride.tasks.confidence import top_class
 from unstride.tasks.tasks import TASKS, Task
 
+COST_UNIT = "forward passes of the base model"
+TIME_UNIT = "times the time of the base model"  # where MACs cannot be counted
+
 
 @dataclass(frozen=True, eq=False)
 class ForwardPass:
@@ -51,7 +54,7 @@ class Prediction:
         output: the combined logits, map or vector.
         base: the base model's output.
         passes: every forward pass, in order.
-        cost: in forward passes of the base model.
+        cost: in `cost_unit`: forward passes of the base model, or its time where MACs cannot be counted.
         agreement: of the passes with the answer, from 0 to 1: for classes the share of passes (and pixels).
         spread: of the passes: for classes the mutual information between pass and class in nats, a map (H, W) for
             segmentation; for numbers a standard deviation each; for embeddings 1 - the length of the mean direction.
@@ -70,6 +73,7 @@ class Prediction:
     task: str = "classification"
     expansions: tuple[Expansion, ...] = ()
     assumed: str = ""
+    cost_unit: str = COST_UNIT
 
     @property
     def meaning(self) -> Task:
@@ -110,6 +114,7 @@ class Prediction:
             ],
             "expansions": [{"state": [list(s) for s in e.state.selections], "layer": e.layer} for e in self.expansions],
             "cost": self.cost,
+            "cost_unit": self.cost_unit,
             "agreement": self.agreement,
             "spread": float(self.spread.mean()),
             "stopped": self.stopped,

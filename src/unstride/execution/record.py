@@ -14,7 +14,7 @@ from unstride.execution.combine import Combine
 from unstride.execution.executors import ModelOutput, Passes
 from unstride.execution.graph_executor import GraphPasses
 from unstride.execution.parts import Frame, Part
-from unstride.execution.prediction import ForwardPass, Prediction, with_shares
+from unstride.execution.prediction import COST_UNIT, TIME_UNIT, ForwardPass, Prediction, with_shares
 from unstride.execution.selectors import Selector
 from unstride.execution.tiles import tile_means
 from unstride.geometry.states import State
@@ -75,7 +75,8 @@ class Record:
     budgets: tuple[int, ...] = ()
     batch_size: int | None = None
     frame: Frame | None = None
-    base_macs: int = 0
+    base_work: float = 0.0  # of a forward pass of the base model: cost 1.0
+    timed: bool = False  # work is measured nanoseconds, because MACs cannot be counted; else MACs
     confidences: list[Tensor] = field(default_factory=list)  # before each gate, with open gates
     passed_gates: list[list[int]] = field(default_factory=list)  # the images that passed each gate
     structure: list[ModelOutput] = field(default_factory=list)  # what the model returns, from the first view
@@ -85,8 +86,9 @@ class Record:
     def __post_init__(self) -> None:
         n = self.count
         self.task = TASKS[self.recipe.task]
-        self.macs, self.pass_counts, self.stopped = [0] * n, [0] * n, [""] * n
-        self.stage_macs = [[0] * n for _ in self.recipe.stages]
+        self.pass_counts, self.stopped = [0] * n, [""] * n
+        self.work = [0.0] * n  # of each image
+        self.stage_work = [[0.0] * n for _ in self.recipe.stages]
         self.answers: list[list[Tensor]] = [[] for _ in range(n)]
         self.passes: list[list[ForwardPass]] = [[] for _ in range(n)]
         self.expansions: list[list[Expansion]] = [[] for _ in range(n)]
@@ -95,6 +97,20 @@ class Record:
         self.taken: dict[tuple[str, View], set[State]] = {}
         self.opened: dict[tuple[int, View], list[tuple[list[int], GraphPasses]]] = {}
         self.by_agreement = any(s.gate is not None and s.gate.by == "agreement" for s in self.recipe.stages)
+
+    @property
+    def base_macs(self) -> int:
+        """MACs of one forward pass of the base model; 0 where they cannot be counted."""
+        return 0 if self.timed else round(self.base_work)
+
+    @property
+    def macs(self) -> list[int]:
+        """Of each image; 0 where they cannot be counted."""
+        return [0 if self.timed else round(work) for work in self.work]
+
+    @property
+    def cost_unit(self) -> str:
+        return TIME_UNIT if self.timed else COST_UNIT
 
     # -- gates
     def gate(
@@ -152,7 +168,14 @@ class Record:
                 self.answers[i].append(answer)
 
     def finished(
-        self, index: int, stage: Stage, part: Part, passes: Passes, states: StateOutputs, selector: Selector
+        self,
+        index: int,
+        stage: Stage,
+        part: Part,
+        passes: Passes,
+        states: StateOutputs,
+        selector: Selector,
+        work_per_mac: float = 1.0,
     ) -> None:
         """A view of a stage is done for these images."""
         counts = [len(records) for records in states.records]
@@ -165,12 +188,14 @@ class Record:
         if self.costs:
             macs = passes.macs(counts)
             for row, m in zip(part.rows, [sum(macs)] if part.windows else macs, strict=True):
-                self.macs[row] += m
-                self.stage_macs[index][row] += m
+                self.work[row] += m * work_per_mac
+                self.stage_work[index][row] += m * work_per_mac
         if self.details:
-            self._describe(index, stage, part, passes, states)
+            self._describe(index, stage, part, passes, states, work_per_mac)
 
-    def _describe(self, index: int, stage: Stage, part: Part, passes: Passes, states: StateOutputs) -> None:
+    def _describe(
+        self, index: int, stage: Stage, part: Part, passes: Passes, states: StateOutputs, work_per_mac: float
+    ) -> None:
         for k, row in enumerate(part.rows):
             records = states.records[k]
             costs = passes.state_macs([r.state for r in records])
@@ -187,7 +212,7 @@ class Record:
                         weight=r.weight * stage.weight(part.view),
                         criterion=r.criterion,
                         running=r.running,
-                        cost=macs * windows / max(1, self.base_macs),
+                        cost=macs * work_per_mac * windows / max(1, self.base_work),
                     )
                 )
 
@@ -213,7 +238,8 @@ class Record:
                     output=final[i],
                     base=shared[0].output,
                     passes=shared,
-                    cost=self.macs[i] / max(1, self.base_macs),
+                    cost=self.work[i] / max(1, self.base_work),
+                    cost_unit=self.cost_unit,
                     agreement=agreement,
                     spread=spread,
                     stopped=self.stopped[i] or "all passes",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unstride.execution.aggregation import AggregatedOutputs, StateOutputs, outputs_for
+from unstride.execution.captures import sized
 from unstride.execution.executors import Executor, ModelExecutor, ModelOutput, Network, Passes
 from unstride.execution.graph_executor import GraphExecutor
 from unstride.execution.parts import Part, parts
@@ -43,8 +44,13 @@ class StageResult:
 
     @property
     def costs(self) -> list[float]:
-        """Of each image, in forward passes of the base model."""
-        return [m / max(1, self.record.base_macs) for m in self.record.macs]
+        """Of each image, in `cost_unit`."""
+        return [work / max(1, self.record.base_work) for work in self.record.work]
+
+    @property
+    def cost_unit(self) -> str:
+        """What a cost of 1.0 is."""
+        return self.record.cost_unit
 
     def returned(self) -> Any:
         """What the model returns, with the combined values in it."""
@@ -57,7 +63,7 @@ class StageResult:
 
     def at_budgets(self) -> dict[int, tuple[Tensor, list[float]]]:
         """The outputs and costs at each of the record's budgets."""
-        record, base = self.record, max(1, self.record.base_macs)
+        record, base = self.record, max(1, self.record.base_work)
         return {
             b: (outputs.value() / self.recipe.temperature, [m / base for m in record.macs_at_budget[b]])
             for b, outputs in record.at_budget.items()
@@ -81,7 +87,7 @@ def run(
     total = Outputs(recipe.combine, task, len(source))
     rows, tiles, gate = list(range(len(source))), None, None
     if record.costs:
-        record.base_macs = base_macs(networks["base"], executors, source)
+        count_base(record, networks["base"], executors, source)
     for index, (stage, executor) in enumerate(zip(recipe.stages, executors, strict=True)):
         if stage.gate is not None:
             gate = stage.gate
@@ -116,7 +122,8 @@ def run(
                     requests = selector.propose(states.criterion)
                 weight = stage.weight(view) if view_weights is None else view_weights[stage.views.index(view)][None]
                 combine(index, stage, network, part, passes, states, result, record, weight)
-                record.finished(index, stage, part, passes, states, selector)
+                work = work_per_mac(executor, part.images) if record.timed else 1.0
+                record.finished(index, stage, part, passes, states, selector, work)
             if not isinstance(stage.states, Search):
                 taken |= visited
         if stage.join == "replace":
@@ -171,13 +178,20 @@ def _aggregated(
             record.macs_at_budget[budget][row] += sum(states.passes.state_macs(visited))
 
 
-def base_macs(base: Network, executors: list[Executor], source: Source) -> int:
-    """MACs of one forward pass of the base model: cost 1.0."""
+def count_base(record: Record, base: Network, executors: list[Executor], source: Source) -> None:
+    """What cost 1.0 is: the MACs of one forward pass of the base model, or its time where MACs cannot be counted."""
     images = for_network(source.rows([0]), base.preprocess).render(PLAIN)
-    for executor in executors:
-        if executor.network is base:
-            return executor.forward_macs(images)
-    return base.forward_macs(images)
+    executor = next((e for e in executors if e.network is base), None) or ModelExecutor(base, record.task)
+    macs = executor.forward_macs(images)
+    record.timed = macs <= 1 or not all(e.network.counts_macs for e in executors)
+    record.base_work = macs * work_per_mac(executor, images) if record.timed else macs
+
+
+def work_per_mac(executor: Executor, images: Tensor) -> float:
+    """Measured nanoseconds for each MAC of a forward pass of one image of this size."""
+    network = executor.network
+    seconds = sized(network.model, images, executor.task.pads, network.forward_seconds)[0]
+    return 1e9 * seconds / executor.forward_macs(images)
 
 
 def executors_for(recipe: Recipe, networks: Mapping[str, Network]) -> list[Executor]:

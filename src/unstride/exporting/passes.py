@@ -128,7 +128,7 @@ def _pass(stage: Stage, view: View, states: tuple[State, ...], better: Enhanced,
 def stage_costs(better: Enhanced, source: Source) -> list[float]:
     """The cost of each stage for one image that takes it."""
     record = better.run(source, open_gates=True).record
-    return [macs[0] / max(1, record.base_macs) for macs in record.stage_macs]
+    return [work[0] / max(1, record.base_work) for work in record.stage_work]
 
 
 def total_weights(passes: Sequence[ExportPass]) -> Tensor:

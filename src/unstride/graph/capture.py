@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from unstride.errors import CaptureError, InputError, ModelRaised
+from unstride.errors import CaptureError, InputError, ModelRaised, is_out_of_memory
 from unstride.graph.evaluation import copied, own_module
 from unstride.graph.freshness import Freshness
 from unstride.graph.functional import functional
@@ -138,9 +138,9 @@ def calling(images: Tensor) -> Iterator[None]:
     """Around a call of the user's own model: what it raises becomes a ModelRaised, unless memory ran out."""
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise model_raised(images, error) from error
 
 
