@@ -1,124 +1,126 @@
-"""`unstride tune SPEC --data KIND:PATH --cost 1.5 --out recipe.toml`: the best that can be done at that cost."""
+"""`unstride tune SPEC... --data KIND:PATH --cost 1.5 --out best.toml`: the best recipe for a compute budget."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from unstride.cli.options import AsJson, Limit, Seed, Spec, Task, Weights
-from unstride.cli.recipes import Asked, takes_recipe
+from unstride.cli.options import (
+    AsJson,
+    BatchSize,
+    DataOrNone,
+    Device,
+    Limit,
+    Seed,
+    Specs,
+    Split,
+    Task,
+    Weights,
+    weights_named,
+)
+from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
-
-if TYPE_CHECKING:
-    from unstride.models import LoadedModel
-    from unstride.tuning.tuned import Tuned
 
 
 def register(app: typer.Typer) -> None:
     app.command()(tune)
 
 
-@takes_recipe()
+@takes_recipe
 def tune(
-    spec: Spec,
-    asked: Asked,
-    data: Annotated[str | None, typer.Option(help="Labelled images, KIND:PATH (folder:DIR, csv:FILE, ...).")] = None,
+    recipe: RecipeOptions,
+    specs: Specs = None,
+    data: DataOrNone = None,
+    cost: Annotated[
+        float, typer.Option(help="Mean cost of an image, in forward passes of the first model. It may be below 1.")
+    ] = 1.5,
+    out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml or .json).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page (.html) with the evidence.")] = None,
     images: Annotated[
-        list[Path] | None, typer.Option(help="Images without labels: sets the gates for --cost, proves nothing.")
+        list[Path] | None, typer.Option(help="Images without labels instead of --data: only sets the gates.")
     ] = None,
-    cost: Annotated[float, typer.Option(help="Mean cost of an image, in plain forwards.")] = 2.0,
-    out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml or .json), for --recipe.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page (.html) there.")] = None,
-    pool: Annotated[str, typer.Option(help="How many looks are tried: small, medium or large.")] = "medium",
-    task: Task = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            help="Of classes likelihood (the default), accuracy, or, of maps, miou; other tasks have one each."
-        ),
+    against: Annotated[
+        str | None, typer.Option(help="The baseline: a model, or a recipe. Default: the first model alone.")
     ] = None,
-    guard: Annotated[
-        float | None,
-        typer.Option(help="Points, or per cent of an error: refuse a recipe that may lose more, with 95 % confidence."),
+    margin: Annotated[
+        float | None, typer.Option(help="Loss that is acceptable where the recipe is cheaper. Default: half a point.")
     ] = None,
-    paper: Annotated[bool, typer.Option(help="Measure the paper's search, too: the dearest row.")] = True,
-    limit: Limit = None,
-    window: Annotated[int | None, typer.Option(help="Pixels: larger images are tuned in such squares (maps).")] = None,
+    metric: Annotated[str | None, typer.Option(help="The metric that decides. Default: the usual one.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column of csv data: patient, video or site.")] = None,
+    max_time_ratio: Annotated[
+        float | None, typer.Option(help="The most measured time, as a multiple of the first model's.")
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder of the passes: a killed run goes on from there.")] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Write the recipe even if the verdict is to keep.")] = False,
+    partners: Annotated[str | None, typer.Option(help="auto: add smaller timm models to the one named.")] = None,
     weights: Weights = "default",
-    cache: Annotated[Path | None, typer.Option(help="Folder for what the network said; a killed run goes on.")] = None,
+    task: Task = None,
+    device: Device = "auto",
+    split: Split = None,
+    limit: Limit = None,
+    batch_size: BatchSize = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the best recipe for a network under a mean cost, on labelled images, with its proof, or leave it alone.
+    """Find the best recipe of one to five models for a compute budget, test it, and say whether to use it.
 
-    With --recipe, or the options that change one, yours is measured beside the others: one more row of the table.
+    With --recipe, that recipe is the baseline. Every pass is computed once: with --cache, another --cost or more images
+    reuse what is there. Several processes: torchrun --nproc-per-node 2 -m unstride tune ... --cache FOLDER
 
     Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be read.
     """
-    if (data is None) == (not images):
+    if bool(data) == bool(images):
         raise typer.BadParameter("give --data with labels, or --images without")
-    if images and asked:
-        raise typer.BadParameter("a recipe is measured beside the others, which needs labels: give --data")
-    labelled = {"--report": report, "--objective": objective, "--guard": guard, "--window": window, "--cache": cache}
-    labelled |= {"--pool": pool if pool != "medium" else None, "--no-paper": None if paper else paper}
-    if images and (given := [name for name, value in labelled.items() if value is not None]):
-        raise typer.BadParameter(f"{given[0]} is for labelled images: give --data, or leave it out")
-    from unstride import models
+    if not specs:
+        raise typer.BadParameter("name one to five models")
+    if recipe and (against or recipe.changes):
+        raise typer.BadParameter("--recipe is the baseline here: give it alone, without --against and --set")
+    from unstride.evaluation.report import check_report
     from unstride.recipe.files import check_name
-    from unstride.storage.files import check_file
-
-    for path, name in ((out, "--out"), (report, "--report")):
-        if path is not None:
-            check_file(path, name)
-    if report is not None and report.suffix.lower() not in (".html", ".htm"):
-        raise typer.BadParameter(f"--report: got {report.name}, wanted a page that ends in .html")
-    if out is not None:
-        check_name(out)
-    loaded = models.load(spec, weights=weights)
-    if images:
-        _settle(loaded, images, cost, task, limit, out, as_json)
-        return
     from unstride.storage.distributed import launched
+    from unstride.storage.files import check_file
+    from unstride.tuning.result import Tuned
     from unstride.tuning.tune import tune as find
 
-    assert data is not None
-    tuned = find(
-        loaded, data, cost, task=task, pool=pool, objective=objective, guard=guard, paper=paper, limit=limit,
-        window=window, cache_dir=cache, seed=seed, progress=True, **asked.options(),
-    )  # fmt: skip
-    if launched().leads:  # one of several processes prints and writes
-        _tell(tuned, f"{spec} on {data}", out, report, as_json)
-
-
-def _tell(tuned: "Tuned", title: str, out: Path | None, report: Path | None, as_json: bool) -> None:
-    made = {}
     if out is not None:
-        made["out"] = str(tuned.save(out))
+        check_file(out, "--out")
+        check_name(out)
     if report is not None:
-        from unstride.tuning.page import page
-
-        report.write_text(page(tuned, title), encoding="utf-8")
-        made["report"] = str(report)
+        if images:
+            raise typer.BadParameter("--report needs labels: give --data")
+        check_report(report)
+    tuned = find(
+        list(specs),
+        list(images) if images else data,
+        cost=cost,
+        against=recipe.recipe or against,
+        margin=margin,
+        metric=metric,
+        group=group,
+        max_time_ratio=max_time_ratio,
+        partners=partners,
+        task=task,
+        weights=weights_named(weights),
+        device=device,
+        cache=cache,
+        batch_size=batch_size,
+        limit=limit,
+        split=split,
+        seed=seed,
+    )
+    if not launched().leads:  # one of several processes prints and writes
+        return
+    written: dict[str, str] = {}
+    if report is not None and isinstance(tuned, Tuned):
+        written["report"] = str(tuned.report(report))
+    keeps = isinstance(tuned, Tuned) and tuned.decision.verdict == "keep"
+    if out is not None and (anyway or not keeps):
+        written["out"] = str(tuned.save(out, anyway))
     if as_json:
-        typer.echo(strict_json.dumps({**tuned.to_json(), **made}))
+        typer.echo(strict_json.dumps({**tuned.to_json(), **written}))
         return
     typer.echo(str(tuned))
-    for written in made.values():
-        typer.echo(f"wrote {written}")
-
-
-def _settle(
-    loaded: "LoadedModel", images: list[Path], cost: float, task: str | None, limit: int | None, out: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Gates for a mean cost, from images alone; of several processes, the first does it all."""
-    from unstride.storage.distributed import launched
-    from unstride.tuning.unlabelled import settle
-
-    if not launched().leads:
-        return
-    settled = settle(loaded, images, cost, task=task, limit=limit, progress=True)
-    made = {} if out is None else {"out": str(settled.save(out))}
-    typer.echo(strict_json.dumps({**settled.to_json(), **made}) if as_json else str(settled))
-    if made and not as_json:
-        typer.echo(f"wrote {made['out']}")
+    for path in written.values():
+        typer.echo(f"wrote {path}")
+    if out is not None and "out" not in written:
+        typer.echo(f"{out} is not written, because the verdict is to keep the baseline. --anyway writes it.")

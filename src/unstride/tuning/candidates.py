@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 
 from unstride.recipe.recipe import Recipe
@@ -26,6 +27,13 @@ class PassGroup:
     network: str
     view: View = PLAIN
     states: Near | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # choosing compares groups some hundred thousand times
+        return hash((self.network, self.view, self.states))
 
     @property
     def plain(self) -> bool:
@@ -66,6 +74,13 @@ class Candidate:
     steps: tuple[Step, ...]
     combine: str
     by: str = "margin"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.steps, self.combine, self.by))
 
     @property
     def groups(self) -> Groups:

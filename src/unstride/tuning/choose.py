@@ -7,9 +7,10 @@ flipped, beats at no more cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ FIRSTS, BEAM, FINALISTS = 6, 6, 12
 WEIGHTS = (0.5, 2.0)
 ONE_SIDED = 1.645  # standard errors: 5 % lie beyond
 Rows = NDArray[np.int64]
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(eq=False)
@@ -53,7 +55,9 @@ class Chooser:
     clusters: Rows
     time_ratio: float | None = None
     seed: int = 0
+    advance: Callable[[int, str], None] = lambda step, note: None
     _safe: dict[object, tuple[float, ...]] = field(default_factory=dict)
+    _tiled: dict[object, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.task = TASKS[self.outcomes.pool.task]
@@ -78,6 +82,7 @@ class Chooser:
             index = one_standard_error(losses, costs, standard)
             chosen = finalists[index]
             if chosen in alone or not self._beaten(chosen, costs[index], alone, rows):
+                self.advance(1, "")
                 return chosen
             finalists.pop(index)
             costs.pop(index)
@@ -98,36 +103,31 @@ class Chooser:
         value = float(scoring.value(scoring.join([stats])))
         return -value if lower_is_better(scoring.metric) else value
 
-    def cross_validated(self, candidates: Sequence[Candidate], rows: Rows) -> NDArray[np.float64]:
+    def cross_validated(self, candidates: Sequence[Candidate], rows: Rows) -> Array:
         """Losses (N, C): thresholds and temperature of each image come from other images."""
         folds = fold_of(self.clusters[rows], FOLDS, self.seed)
-        found = np.zeros((len(rows), len(candidates)))
-        for k in np.unique(folds):
-            fit, held = rows[folds != k], folds == k
-            for number, candidate in enumerate(candidates):
-                found[held, number] = self.losses(candidate, fit, rows[held]).numpy()
-        return found
+        parts = [folds == k for k in np.unique(folds)]
+        return np.stack([self.losses(candidate, rows, parts) for candidate in candidates], 1)
 
     # -- losses
-    def losses(self, candidate: Candidate, fit: Rows, at: Rows) -> Tensor:
-        """What images `at` lose (n,), with thresholds and a temperature that suit the images `fit`."""
-        both = np.concatenate([fit, at]) if fit is not at else fit
-        first = self.outcomes.of(candidate, 1)
-        loss, count = first.losses[:, both], len(fit)
-        valid = None if self.outcomes.valid is None else self.outcomes.valid[both]
-        passing = torch.ones(loss.shape[1:], dtype=torch.bool) if valid is None else valid.clone()
-        share, units = 1.0, int(passing[:count].sum())
-        for number, step in enumerate(candidate.steps[1:], 2):
-            if step.share < share:
-                confidence = self.outcomes.of(candidate, number - 1).confidence[candidate.by][both]
-                below = _kth(confidence[:count][passing[:count]], round(step.share * units))
-                passing &= confidence < below
-                share = step.share
-            after = self.outcomes.of(candidate, number).losses
-            loss = torch.where(passing, after[:, both], loss)
-        each = loss.sum(2) / (loss.shape[2] if valid is None else valid.sum(1).clamp(min=1))
-        best = int(each[:, :count].mean(1).argmin())
-        return each[best] if fit is at else each[best, count:]
+    def losses(self, candidate: Candidate, rows: Rows, parts: Sequence[NDArray[np.bool_]] = ()) -> Array:
+        """What images lose (n,). Thresholds and a temperature come from all of them; of each part, from the others."""
+        answers = [self.outcomes.of(candidate, k) for k in range(1, len(candidate.steps) + 1)]
+        steps = [answer.losses[:, rows] for answer in answers]
+        before = [
+            answer.confidence[candidate.by][rows] if step.share < previous.share else None
+            for answer, previous, step in zip(answers, candidate.steps, candidate.steps[1:], strict=False)
+        ]
+        valid = None if self.outcomes.valid is None else self.outcomes.valid[rows]
+        every = np.ones(len(rows), dtype=bool)
+        if not parts:
+            loss, best = _gated_losses(candidate, steps, before, valid, every)
+            return loss[best]
+        found = np.empty(len(rows))
+        for held in parts:
+            loss, best = _gated_losses(candidate, steps, before, valid, ~held)
+            found[held] = loss[best, held]
+        return found
 
     # -- cost
     def cost(self, candidate: Candidate) -> float:
@@ -155,23 +155,26 @@ class Chooser:
         if step.share >= 1:
             return torch.stack([self.outcomes.costs[g] for g in step.groups]).sum(0)
         network = candidate.steps[0].groups[0].network
-        below = maps.threshold(network, step.share)
-        return torch.stack([self.outcomes.costs[g] * maps.areas(network, g.view, below) for g in step.groups]).sum(0)
+        key = (network, step.groups, step.share)
+        if key not in self._tiled:
+            below = maps.threshold(network, step.share)
+            parts = [self.outcomes.costs[g] * maps.areas(network, g.view, below) for g in step.groups]
+            self._tiled[key] = torch.stack(parts).sum(0)
+        return self._tiled[key]
 
     def safe(self, candidate: Candidate, ceiling: float, images: int) -> tuple[float, ...] | None:
         """Its shares, brought down until new images exceed the ceiling in at most 5 % of draws; None: never."""
         prices = self.prices(candidate)
         if prices[0] > ceiling + 1e-9:
             return None
-        times = [sum(map(self.outcomes.pool.times, step.groups)) for step in candidate.steps]
-        if self.time_ratio is not None and times[0] > self.time_ratio + 1e-9:
-            return None
-        if not candidate.shares:
-            return ()
-        found = self._safe_shares(ceiling, prices, candidate.shares, images)
+        found = self._safe_shares(ceiling, prices, candidate.shares, images) if candidate.shares else ()
         if self.time_ratio is not None:
-            found = tuple(map(min, found, self._safe_shares(self.time_ratio, times, candidate.shares, images)))
-        return found if min(found) > 0 else None
+            times = [sum(self.outcomes.times[g] for g in step.groups) for step in candidate.steps]
+            if times[0] > self.time_ratio + 1e-9:
+                return None
+            if found:
+                found = tuple(map(min, found, self._safe_shares(self.time_ratio, times, candidate.shares, images)))
+        return found if min(found, default=1.0) > 0 else None
 
     def _safe_shares(
         self, ceiling: float, prices: Sequence[float], shares: tuple[float, ...], images: int
@@ -233,7 +236,7 @@ class _Search:
 
     def _score(self, candidate: Candidate) -> float:
         if candidate not in self.scored:
-            self.scored[candidate] = float(self.chooser.losses(candidate, self.rows, self.rows).mean())
+            self.scored[candidate] = float(self.chooser.losses(candidate, self.rows).mean())
         return self.scored[candidate]
 
     def _best(self, candidates: Iterable[Candidate], count: int) -> list[Candidate]:
@@ -245,7 +248,10 @@ class _Search:
 
     def _firsts(self) -> list[Candidate]:
         chooser = self.chooser
-        made = [chooser.combine_for(Candidate((Step(groups),), "")) for groups in chooser.space.firsts()]
+        firsts = [
+            some for some in chooser.space.firsts() if some[0].plain or not chooser.tiles
+        ]  # maps are laid over it
+        made = [chooser.combine_for(Candidate((Step(groups),), "")) for groups in firsts]
         fitting = [c for c in made if self._fits(c)]
         for candidate in fitting:
             self._score(candidate)
@@ -329,13 +335,39 @@ class _Search:
         return [c for c in made if min(c.shares) * len(self.rows) >= 1]
 
 
-def _kth(values: Tensor, count: int) -> float:
+def _gated_losses(
+    candidate: Candidate,
+    steps: Sequence[Array],
+    before: Sequence[Array | None],
+    valid: NDArray[np.bool_] | None,
+    fit: NDArray[np.bool_],
+) -> tuple[Array, int]:
+    """Losses (B, n) behind thresholds from the images `fit`, and which of B temperatures suits those best.
+
+    Args:
+        steps: losses (B, n, Q) after each step without gates.
+        before: confidence (n, Q) before each further step; None where everything goes on that came so far.
+        valid: (n, Q), which pixels count; None: all.
+    """
+    loss = steps[0]
+    passing = np.ones(loss.shape[1:], dtype=bool) if valid is None else valid
+    units = int(passing[fit].sum())
+    for step, after, confidence in zip(candidate.steps[1:], steps[1:], before, strict=True):
+        if confidence is not None:
+            below = _kth(confidence[fit][passing[fit]], round(step.share * units))
+            passing = passing & (confidence < below)
+        loss = np.where(passing, after, loss)
+    each = loss[..., 0] if valid is None else loss.sum(2) / np.maximum(1, valid.sum(1))
+    return each, int(each[:, fit].mean(1).argmin())
+
+
+def _kth(values: Array, count: int) -> float:
     """The value that `count` of these are below."""
     if count <= 0 or not len(values):
         return -np.inf
     if count >= len(values):
         return np.inf
-    return float(values.kthvalue(count + 1).values)
+    return float(np.partition(values, count)[count])
 
 
 def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from unstride.evaluation.metrics import IGNORE
@@ -38,8 +39,12 @@ class Outcome:
         confidence: by measure, (N, Q); empty where the task has no gates.
     """
 
-    losses: Tensor
-    confidence: Mapping[str, Tensor]
+    losses: NDArray[np.float32]
+    confidence: Mapping[str, NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, losses: Tensor, confidence: Mapping[str, Tensor]) -> Outcome:
+        return cls(losses.float().numpy(), {by: c.float().numpy() for by, c in confidence.items()})
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +69,7 @@ class Outcomes:
         self.task = TASKS[self.pool.task]
         self.costs = {g: self.pool.costs(g) for g in self.pool.groups}
         self.prices = {g: float(c.mean()) for g, c in self.costs.items()}
+        self.times = {g: self.pool.times(g) for g in self.pool.groups}
         self.table = _table_for(self)
 
     def __len__(self) -> int:
@@ -75,9 +81,9 @@ class Outcomes:
         return self.table.measures
 
     @property
-    def valid(self) -> Tensor | None:
+    def valid(self) -> NDArray[np.bool_] | None:
         """Which pixels (N, Q) count; None: all."""
-        return None if self.pool.maps is None or not self.table.by_pixel else self.pool.maps.valid
+        return None if self.pool.maps is None or not self.table.by_pixel else self.pool.maps.valid.numpy()
 
     def of(self, candidate: Candidate, steps: int) -> Outcome:
         """After so many steps, without any gate."""
@@ -176,7 +182,7 @@ class ClassTable(_Table):
         else:
             own = z.gather(1, self.at)[:, 0]
             losses = torch.stack([(z * b).logsumexp(1) - b * own for b in SHARPER])
-        return Outcome(losses[..., None], {name: c[:, None] for name, c in confidence.items()})
+        return Outcome.of(losses[..., None], {name: c[:, None] for name, c in confidence.items()})
 
 
 class PixelTable(_Table):
@@ -206,7 +212,7 @@ class PixelTable(_Table):
         confidence = {}
         if len(groups) == 1 and groups[0].plain and self.pool.maps is not None:
             confidence["margin"] = self.pool.maps.confidence(groups[0].network)
-        return Outcome(losses.masked_fill(self.unlabelled, 0.0)[None], confidence)
+        return Outcome.of(losses.masked_fill(self.unlabelled, 0.0)[None], confidence)
 
 
 class TaskTable(_Table):
@@ -227,7 +233,7 @@ class TaskTable(_Table):
         output = self.task.decode(mean, combine)
         losses = torch.from_numpy(self.scoring.loss(self.scoring.stats(output, self.pool.targets))).float()
         confidence = {by: self.task.confidence(output, by)[:, None] for by in self.measures}
-        return Outcome(losses[None, :, None], confidence)
+        return Outcome.of(losses[None, :, None], confidence)
 
 
 def _table_for(outcomes: Outcomes) -> _Table:

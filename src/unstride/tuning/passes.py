@@ -66,13 +66,15 @@ class PassRunner:
                 self.better.replace(Recipe(tuple(stages), self.task, self.combine)).run(source, details=True).record
             )
             spent = time.perf_counter() - start
-            total = max(1, sum(record.macs))
+            count = sum(map(len, record.passes))
             for number, group in enumerate([plain, *part]):
                 if group not in groups or (group == plain and group in found):
                     continue
                 own = [[p for p in passes if p.stage == number] for passes in record.passes]
                 found[group] = _moved(own, record.base_macs, keep_base=group.states is None)
-                found[group]["seconds"] = spent * sum(found[group]["macs"]) / total
+                macs = sum(found[group]["macs"])
+                share = macs / sum(record.macs) if sum(record.macs) else sum(map(len, own)) / count
+                found[group]["seconds"] = spent * share / len(source)
                 found[group]["padded"] = record.frame is not None and record.frame.padded
         return found
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from unstride.evaluation.metrics import IGNORE
+from unstride.execution.calibrate import threshold
 from unstride.execution.captures import MULTIPLE
 from unstride.execution.prediction import at_size
 from unstride.execution.tiles import Tiling, tile_means, tile_of
@@ -89,10 +90,11 @@ class MapPixels:
     tiles: dict[str, list[Tensor]]
     sizes: list[tuple[int, int]]
     padded: list[bool]
-    _areas: dict[Any, float] = field(default_factory=dict)
+    _known: dict[Any, Any] = field(default_factory=dict)  # thresholds and areas that were asked for
 
     def rows(self, chosen: Sequence[int]) -> MapPixels:
         at = list(chosen)
+        areas = {key: value[at] for key, value in self._known.items() if isinstance(value, Tensor)}
         return replace(
             self,
             at=self.at[at],
@@ -100,7 +102,7 @@ class MapPixels:
             tiles={name: [own[i] for i in at] for name, own in self.tiles.items()},
             sizes=[self.sizes[i] for i in at],
             padded=[self.padded[i] for i in at],
-            _areas={},
+            _known=areas,
         )
 
     @cached_property
@@ -111,12 +113,12 @@ class MapPixels:
         """Of the tile of each pixel (N, P)."""
         return torch.stack([c.flatten()[at] for c, at in zip(self.tiles[network], self.at, strict=True)])
 
-    def threshold(self, network: str, share: float, rows: Sequence[int] | None = None) -> float:
+    def threshold(self, network: str, share: float) -> float:
         """Below which this share of the tiles lies."""
-        from unstride.execution.calibrate import threshold
-
-        own = self.tiles[network]
-        return threshold(torch.cat([own[i].flatten() for i in (range(len(own)) if rows is None else rows)]), share)
+        if (network, share) not in self._known:
+            every = torch.cat([c.flatten() for c in self.tiles[network]])
+            self._known[network, share] = threshold(every, share)
+        return float(self._known[network, share])
 
     def open_pixels(self, network: str, below: float) -> Tensor:
         """Which pixels (N, P) lie in a tile that passes."""
@@ -124,12 +126,14 @@ class MapPixels:
 
     def areas(self, network: str, view: View, below: float) -> Tensor:
         """Of each image (N,) the share of the view's area that is computed for the tiles that pass."""
-        return torch.tensor([self._area(i, network, view, below) for i in range(len(self.sizes))], dtype=torch.float64)
+        key = (network, view, below)
+        if key not in self._known:
+            every = range(len(self.sizes))
+            self._known[key] = torch.tensor([self._area(i, *key) for i in every], dtype=torch.float64)
+        found: Tensor = self._known[key]
+        return found
 
     def _area(self, image: int, network: str, view: View, below: float) -> float:
-        key = (image, network, view, below)
-        if key not in self._areas:
-            fill = MULTIPLE if self.padded[image] else 1
-            tiling = Tiling.of(view, self.gate, self.sizes[image], (MULTIPLE, MULTIPLE), fill)
-            self._areas[key] = tiling.share(~(self.tiles[network][image] >= below))
-        return self._areas[key]
+        fill = MULTIPLE if self.padded[image] else 1
+        tiling = Tiling.of(view, self.gate, self.sizes[image], (MULTIPLE, MULTIPLE), fill)
+        return tiling.share(~(self.tiles[network][image] >= below))

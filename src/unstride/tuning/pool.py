@@ -173,36 +173,34 @@ def gather_pool(
     caches = {group: store.open(group) for group in groups}
     missing = {group: {key for key in store.keys if key not in cache} for group, cache in caches.items()}
     todo = [i for i, key in enumerate(store.keys) if any(key in keys for keys in missing.values())]
-    passes = sum(map(len, missing.values()))
+    passes = sum(len(keys) * (1 if g.states is None else g.states.count) for g, keys in missing.items())
     if show and us.leads and store.folder is not None:
         tell_reused(len(store.keys) - len(todo), len(store.keys), store.folder)
     reader = ImageReader(store.data, store.pipeline.better, batch_size)
     mine = todo[us.rank :: us.size]
-    lost: list[int] = []
     with show_progress("passes", len(mine), show and us.leads and bool(mine)) as advance:
-        start, done = time.perf_counter(), 0
+        start, first = time.perf_counter(), True
         for batch in reader.batches(mine):
             wanted = [g for g, keys in missing.items() if any(store.keys[i] in keys for i in batch[0])]
             for group, values in store.values(wanted, batch).items():
                 caches[group].put(values)
-            if show and us.leads and not done:
+            if show and us.leads and first:
                 spent = time.perf_counter() - start
                 print(_estimate(passes, len(todo), spent * len(mine) / len(batch[0])), file=sys.stderr, flush=True)
-            done += len(batch[0])
+                first = False
             advance(len(batch[0]), "")
     us.wait()
     for cache in caches.values():
         cache.reload()
     readable = [i for i, key in enumerate(store.keys) if all(key in cache for cache in caches.values())]
-    lost = sorted(set(range(len(store.keys))) - set(readable))
     if not readable:
-        raise DataError(f"data: none of {len(lost)} images could be read.")
+        raise DataError(f"data: none of {len(store.keys)} images could be read.")
     return _joined(store, caches, readable)
 
 
 def _estimate(passes: int, images: int, seconds: float) -> str:
     minutes = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-    return f"{passes:,} sets of forward passes for {images:,} images, about {minutes}"
+    return f"{passes:,} forward passes of {images:,} images, about {minutes}"
 
 
 def _joined(store: PoolStore, caches: Mapping[PassGroup, Cache], rows: Sequence[int]) -> Pool:

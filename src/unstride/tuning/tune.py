@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,10 @@ from unstride.models.weights import place
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import World, launched, world
+from unstride.storage.progress import progress as show_progress
 from unstride.tasks.tasks import TASKS
 from unstride.tuning.candidates import PassGroup, SearchSpace, pool_groups
-from unstride.tuning.choose import Chooser, build
+from unstride.tuning.choose import FOLDS, Chooser, build
 from unstride.tuning.evidence import Baseline, Evidence, short_names
 from unstride.tuning.objectives import OBJECTIVES, Outcomes
 from unstride.tuning.passes import PassRunner, usable_groups
@@ -109,7 +110,9 @@ def tune(
         evidence = Evidence.of(pipeline, images, pool, scoring, groups, seed)
         baseline = evidence.baseline(against, store, us, batch_size, show)
         tuning = _Tuning(evidence, baseline, objective, max_time_ratio, seed, margin)
-        return tuning.tuned(float(cost), [float(f) for f in frontier], notes)
+        ceilings = sorted({*map(float, frontier), float(cost)})
+        with show_progress("choosing", len(ceilings) * (FOLDS + 1), show) as advance:
+            return tuning.tuned(float(cost), ceilings, notes, advance)
 
 
 # ---------------------------------------------------------------- checks
@@ -157,7 +160,10 @@ def usable_passes(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list
     groups = pool_groups(prepared, source.size, pipeline.task, margins)
     kept, refused = usable_groups(PassRunner(better), source, groups)
     shown = short_names(pipeline)
-    notes = [f"Left out: {', '.join(_shown(w, shown) for w in what)} ({why})." for why, what in refused.items()]
+    notes = [
+        f"Left out: {', '.join(_shown(w, shown) for w in what)} ({why.partition('. ')[0]})."
+        for why, what in refused.items()
+    ]
     return kept, notes
 
 
@@ -189,17 +195,19 @@ class _Tuning:
     seed: int
     margin: float | None
 
-    def tuned(self, cost: float, frontier: Sequence[float], notes: Sequence[str]) -> Tuned:
+    def tuned(
+        self, cost: float, ceilings: Sequence[float], notes: Sequence[str], advance: Callable[[int, str], None]
+    ) -> Tuned:
         evidence, pool = self.evidence, self.evidence.pool
         scoring: Scoring = evidence.scoring
         outcomes = Outcomes(pool, scoring, self.objective)
         space = SearchSpace(pool.groups)
-        chooser = Chooser(outcomes, space, evidence.clusters, self.max_time_ratio, self.seed)
+        chooser = Chooser(outcomes, space, evidence.clusters, self.max_time_ratio, self.seed, advance)
         recipe, time = self._timed(chooser, cost)
         rows, stats = evidence.rows(chooser, self.baseline)
         found: dict[float, Recipe] = {}
         tests = {}
-        for ceiling in sorted({*frontier, cost}):
+        for ceiling in ceilings:
             written = recipe if ceiling == cost else self._written(chooser, ceiling)
             found[ceiling] = written
             tests[ceiling] = evidence.test(chooser, written, ceiling, self.baseline)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from unstride.data import KINDS, Dataset, check_limit
+from unstride.data import Dataset, check_limit
 from unstride.data.batches import FromBatches
 from unstride.errors import DataError, OptionError
 from unstride.execution.calibrate import Calibration
@@ -64,18 +64,12 @@ class GatesOnly:
 
 
 def without_labels(data: Any) -> bool:
-    """True for a folder or files of images, PIL images, tensors, or batches of these without labels."""
-    if isinstance(data, str):
-        return data.partition(":")[0] not in KINDS and Path(data).exists()
+    """True for a `Path` of images, PIL images and tensors, and lists of these. A text is named data with labels."""
     if isinstance(data, Path | Tensor | Image.Image | Canvas):
         return True
     if isinstance(data, Dataset | FromBatches) or not isinstance(data, Iterable):
         return False
-    if isinstance(data, list | tuple) and data:
-        return isinstance(data[0], Path | Tensor | Image.Image | Canvas) or (
-            isinstance(data[0], str) and Path(data[0]).exists()
-        )
-    return False
+    return isinstance(data, list | tuple) and bool(data) and isinstance(data[0], Path | Tensor | Image.Image | Canvas)
 
 
 def set_gates(
