@@ -19,11 +19,12 @@ from unstride.exporting.builder import Array
 from unstride.exporting.loop import ALWAYS, NEVER, forced
 from unstride.exporting.networks import session
 from unstride.recipe.recipe import Recipe
-from unstride.tasks.confidence import top_class
+from unstride.tasks.confidence import confidence, top_class
 from unstride.tasks.tasks import TASKS
 
 CLOSE = 1e-4  # of the largest output; and of a confidence to its gate, below which an image may go on or not
 SAME_CLASS = 0.995  # of the images, from pixels or with int8
+UNDECIDED = 0.02  # a margin, or a distance to a gate, that the rounding of a pixel may turn into another class
 CHUNK = 16  # images at a time
 FORCED = 16  # images that are checked with all gates open, and with all closed
 
@@ -70,25 +71,27 @@ def with_threshold(recipe: Recipe, below: float) -> Recipe:
 
 
 def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Sequence[str], exact: bool) -> Agreement:
-    largest, same, count = 0.0, 0.0, 0
+    largest, count, same = 0.0, 0, list[Tensor]()
     for batch in _batches(images):
         source, feed = _inputs(batch)
         result = better.run(source)
         got = dict(zip([o.name for o in opened.get_outputs()], opened.run(None, {"images": feed}), strict=True))
         wanted = [result.output, *result.combined.values()[1:]]
         excused = torch.zeros(len(batch), dtype=torch.bool)
-        if exact and not _same_passes(got, result):
-            excused = _near_a_gate(better, source)
-            if not _same_passes(got, result, ~excused):
+        if not _same_passes(got, result):
+            excused = _near_a_gate(better, source, CLOSE if exact else UNDECIDED)
+            if exact and not _same_passes(got, result, ~excused):
                 raise ArtefactError(
                     "export: the file was not written, because other images go on in it than in the recipe. Please "
                     "report the network and the recipe."
                 )
         for name, value in zip(names, wanted, strict=True):
             largest = max(largest, _difference(got[name], value, excused, by_sigmoid(better, value)))
-        same += same_class(got[names[0]], wanted[0], better) * len(batch)
+        same.append(same_class(got[names[0]], wanted[0], better, UNDECIDED)[~excused].flatten())
         count += len(batch)
-    found = Agreement(count, largest, same / max(1, count))
+    known = torch.cat(same)
+    known = known[~known.isnan()]
+    found = Agreement(count, largest, float(known.mean()) if len(known) else 1.0)
     if exact and not largest <= CLOSE:
         raise ArtefactError(
             f"export: the file was not written, because its outputs differ by {largest:.1e} of the largest output, "
@@ -126,17 +129,17 @@ def _inputs(batch: list[Any]) -> tuple[Any, Array]:
 def _same_passes(got: dict[str, Array], result: StageResult, rows: Tensor | None = None) -> bool:
     chosen = np.ones(result.record.count, bool) if rows is None else rows.numpy()
     counts, costs = np.array(result.record.pass_counts), np.array(result.costs)
-    same_cost = np.isclose(got["cost"], costs, rtol=0.02, atol=0.02) | (costs == 0)
+    same_cost = np.isclose(got["cost"], costs, rtol=0.02, atol=0.02) | result.record.timed
     return bool(((got["pass_count"] == counts) & same_cost)[chosen].all())
 
 
-def _near_a_gate(better: Enhanced, source: Any) -> Tensor:
+def _near_a_gate(better: Enhanced, source: Any, distance: float) -> Tensor:
     """Images whose confidence is so near to a gate's threshold that rounding decides."""
     record = better.run(source, open_gates=True).record
     gates = [stage.gate for stage in better.recipe.stages if stage.gate is not None]
     near = torch.zeros(record.count, dtype=torch.bool)
-    for gate, confidence in zip(gates, record.confidences, strict=True):
-        near |= (confidence - float(gate.below or 0.0)).abs() < CLOSE
+    for gate, values in zip(gates, record.confidences, strict=True):
+        near |= (values - float(gate.below or 0.0)).abs() < distance
     return near
 
 
@@ -160,14 +163,18 @@ def _difference(got: Array, wanted: Tensor, excused: Tensor, sigmoid: bool) -> f
     return float((value - expected)[finite].abs().max()) / scale if bool(finite.any()) else 0.0
 
 
-def same_class(got: Array, wanted: Tensor, better: Enhanced) -> float:
-    """The share of images (and pixels) with the same class, or the same labels."""
-    task = TASKS[better.task]
-    if not task.classes:
-        return 1.0 if np.allclose(got, wanted.cpu().numpy(), atol=0.05 * float(wanted.abs().max())) else 0.0
+def same_class(got: Array, wanted: Tensor, better: Enhanced, undecided: float = 0.0) -> Tensor:
+    """1 for each image (or pixel, or label) with the same class, 0 for others; NaN below this margin."""
+    task, wanted = TASKS[better.task], wanted.cpu().float()
     value = torch.from_numpy(got).reshape(wanted.shape)
-    answers = [task.answer(v) if not task.one_label else top_class(v) for v in (value, wanted.cpu())]
-    return float((answers[0] == answers[1]).float().mean())
+    if not task.classes:
+        close = 0.05 * float(wanted.abs().max())
+        return ((value - wanted).abs() <= close).flatten(1).all(1).float()
+    if task.one_label:
+        same, margin = top_class(value) == top_class(wanted), confidence(wanted, "margin")
+    else:
+        same, margin = (value > 0) == (wanted > 0), (2 * wanted.sigmoid() - 1).abs()
+    return same.float().masked_fill(margin < undecided, torch.nan)
 
 
 # ------------------------------------------------------------------------------------------------ generated images

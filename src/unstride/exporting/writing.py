@@ -178,12 +178,12 @@ class _Exported:
 
     def _changed(self, int8: Enhanced) -> str:
         """How often int8 changes the class."""
-        better, shares = self.pipeline.better, []
+        better, same = self.pipeline.better, list[Tensor]()
         for k in range(0, len(self.images), 16):
             some = self.images[k : k + 16]
             images = some if self.from_pixels else torch.stack(some)
-            shares += [same_class(int8.run(images).output.numpy(), better.run(images).output, better)] * len(some)
-        return f"int8: same class as float32 for {sum(shares) / len(shares):.1%} of these images"
+            same.append(same_class(int8.run(images).output.numpy(), better.run(images).output, better).flatten())
+        return f"int8: same class as float32 for {float(torch.cat(same).mean()):.1%} of these images"
 
 
 def _write_program(
