@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unstride.demo.parts import DemoSize, NamedRow, Say, row_named, rows_table
+from unstride.recipe.presets import get
 from unstride.show.html import Block, Figure, Text
 from unstride.tuning.result import Tuned
 from unstride.tuning.tune import tune
@@ -46,6 +47,8 @@ def segmenter(out: Path, size: DemoSize, say: Say) -> tuple[Any, list[Block]]:
         "multi-scale": next((row for name, row in known.items() if "multi" in name), None),
         "tuned": tuned.row,
     }
+    if is_a_flip(tuned):
+        del chosen["tuned"]  # it is the row of the flip
     rows = [NamedRow(name, row) for name, row in chosen.items() if row is not None]
     blocks: list[Block] = [
         Text(
@@ -53,9 +56,9 @@ def segmenter(out: Path, size: DemoSize, say: Say) -> tuple[Any, list[Block]]:
             "the usual test-time augmentation of segmentation. The tuned recipe may cost as much as a flip: "
             f"{SEGMENTER_COST:g}."
         ),
-        rows_table(rows, f"{COST} the segmenter. {CROSS}", strong=len(rows) - 1),
+        rows_table(rows, f"{COST} the segmenter. {CROSS}", strong=1 if is_a_flip(tuned) else len(rows) - 1),
         Text(against_a_flip(tuned)),
-        Text(f"The recipe: {_one_line(tuned)}"),
+        *([] if is_a_flip(tuned) else [Text(f"The recipe: {_one_line(tuned)}")]),
         _plot(tuned),
     ]
     return _figures(tuned, rows), blocks
@@ -65,10 +68,16 @@ def against_a_flip(tuned: Tuned) -> str:
     """The decision over a flip, and where nothing beats it, why."""
     if tuned.decision.verdict == "use" and tuned.decision.gain.low > 0:
         return str(tuned.decision)
+    result = "`tune` chooses the flip itself" if is_a_flip(tuned) else f"{tuned.decision}"
     return (
-        f"No recipe at this cost is shown to beat a flip: {tuned.decision} This network was trained with flips and on "
-        "whole scenes at one size, so a flip is a view that it knows, and other sizes show it nothing new."
+        f"No recipe at this cost is shown to beat a flip: {result.removesuffix('.')}. This network was trained with "
+        "flips and on whole scenes at one size, so a flip is a view that it knows, and other sizes are not."
     )
+
+
+def is_a_flip(tuned: Tuned) -> bool:
+    """Whether the tuned recipe is the flip that it was compared with."""
+    return tuned.recipe.digest() == get("flip", tuned.recipe.task).digest()
 
 
 def _tuned(models: Any, data: str, cost: float, limit: int, **options: Any) -> Tuned:
