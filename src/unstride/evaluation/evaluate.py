@@ -186,8 +186,8 @@ def _costs(own: Measurement, first: Measurement) -> tuple[Array, str]:
         return own.costs, COST_UNIT
     if own is first:
         return np.ones(len(own.costs)), COST_UNIT
-    mine, usual = _usual_seconds(own.seconds), _usual_seconds(first.seconds)
-    ratio = mine / usual if mine and usual else float("nan")
+    seconds, usual = _usual_seconds(own.seconds), _usual_seconds(first.seconds)
+    ratio = seconds / usual if seconds and usual else float("nan")
     return np.full(len(own.costs), ratio), TIME_UNIT
 
 

@@ -62,8 +62,8 @@ def open_labelled(
     for warning in caught:
         if not issubclass(warning.category, TaskAssumed):  # the labels say it
             warnings.warn(warning.message, stacklevel=2)
-    said = None if task is None else task_named(task).name
-    fixed = said or (pipeline.task if isinstance(recipe, Recipe) or is_file(recipe) else None)
+    named = None if task is None else task_named(task).name
+    fixed = named or (pipeline.task if isinstance(recipe, Recipe) or is_file(recipe) else None)
     batches = None if isinstance(data, str | Dataset) else _batches(data, fixed, limit, split)
     found = DATA_TASKS.get(data.partition(":")[0]) if isinstance(data, str) else (batches or data).task
     wanted = fixed or _wanted(pipeline, found)

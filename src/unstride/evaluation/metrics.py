@@ -271,13 +271,13 @@ def pair_hits(vectors: Tensor, pairs: Tensor, count: int) -> tuple[NDArray[np.bo
         pairs: (N, 2 + M): the number of an image, 1 where it is in the gallery, the numbers of its matches.
     """
     gallery = (pairs[:, 1] == 1).nonzero()[:, 0]
-    asked = torch.isin(pairs[:, 2:], pairs[gallery, 0]).any(1).nonzero()[:, 0]
-    if not len(asked) or len(gallery) < 2:
-        raise DataError(f"pairs: got {len(asked)} queries with a match and {len(gallery)} images, expected several.")
+    queries = torch.isin(pairs[:, 2:], pairs[gallery, 0]).any(1).nonzero()[:, 0]
+    if not len(queries) or len(gallery) < 2:
+        raise DataError(f"pairs: got {len(queries)} queries with a match and {len(gallery)} images, expected several.")
     units = normalize(vectors.double(), dim=1)
-    near = (units[asked] @ units[gallery].T).masked_fill(pairs[asked, :1] == pairs[gallery, 0], -math.inf)
+    near = (units[queries] @ units[gallery].T).masked_fill(pairs[queries, :1] == pairs[gallery, 0], -math.inf)
     found = pairs[gallery, 0][near.topk(min(count, len(gallery)), 1).indices]
-    return (found[:, :, None] == pairs[asked, None, 2:]).any(2).numpy(), asked.numpy()
+    return (found[:, :, None] == pairs[queries, None, 2:]).any(2).numpy(), queries.numpy()
 
 
 def recall_at(hits: ArrayLike, count: int, weights: Array | None = None) -> Any:

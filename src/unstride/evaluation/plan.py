@@ -88,9 +88,9 @@ def _with(variants: list[Variant], variant: Variant) -> tuple[list[Variant], Var
 
 
 def _same_networks(one: Variant, other: Variant) -> bool:
-    mine, theirs = one.pipeline.better, other.pipeline.better
-    wanted = {name: mine.networks[name].model for name in mine.recipe.networks}
-    return all(name in theirs.networks and theirs.networks[name].model is m for name, m in wanted.items())
+    first, second = one.pipeline.better, other.pipeline.better
+    wanted = {name: first.networks[name].model for name in first.recipe.networks}
+    return all(name in second.networks and second.networks[name].model is m for name, m in wanted.items())
 
 
 def _at_budgets(variant: Variant, budgets: Sequence[int] | None) -> list[Variant]:

@@ -62,7 +62,7 @@ def compare_times(
         rounds: how often each call is measured, at most.
         seconds: as many rounds as fit into that time; at least 3.
         device: of a GPU, whose work is waited for.
-        advance: is told which call was measured.
+        advance: called with each call that was measured.
     """
     if rounds < 1:
         raise OptionError(f"rounds: got {rounds}, expected at least 1.")
