@@ -25,7 +25,7 @@ from unstride.errors import ArtefactError, DataError, ModelChanged, OptionError,
 from unstride.predicting import run as running
 from unstride.predicting.drift import drifts
 from unstride.predicting.parts import PartRunner
-from unstride.views.images import open_image
+from unstride.views.images import Preprocess, open_image
 
 HERE = Path(__file__).parents[1]
 
@@ -378,6 +378,24 @@ def test_networks_come_from_the_recipe_file(nets, tmp_path):
     for row, p in zip(read(out), second, strict=True):
         assert row["probabilities"] == pytest.approx(p.sort(descending=True).values.tolist(), abs=2e-5)
         assert row["confidence"] == row["probabilities"][0] and row["passes"] == 2
+
+
+def test_each_network_gets_its_own_preprocessing_behind_a_gate(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 12, size=(60, 70))
+    one, two = models.load(f"{nets}:net"), models.load(f"{nets}:other")
+    two = replace(two, preprocess=Preprocess(48, 40, (0.4,) * 3, (0.2,) * 3, channels="BGR"))
+    confidences = [row["confidence"] for row in predicted_rows(one, folder, tmp_path / "alone.jsonl")]
+    gate = Gate("probability", below=float(np.median(confidences)))
+    recipe = Recipe((Stage(), Stage(("1.3x",), network="net2", gate=gate)))
+    rows = predicted_rows([one, two], folder, tmp_path / "p.jsonl", recipe=recipe, batch_size=4, top=4)
+    better = unstride.enhance([one, two], recipe=recipe)
+    alone = [better.explain([open_image(path)])[0] for path in sorted(folder.iterdir())]
+    for row, p in zip(rows, alone, strict=True):
+        assert row["probabilities"] == pytest.approx(
+            p.output.softmax(0).sort(descending=True).values.tolist(), abs=2e-5
+        )
+        assert row["passes"] == len(p.passes) and row["cost"] == pytest.approx(p.cost, abs=1e-5)
+    assert {row["passes"] for row in rows} == {1, 2}
 
 
 def test_what_passes_a_gate_is_packed_into_full_batches(nets, tmp_path):

@@ -227,7 +227,7 @@ def _check_parts(job: PredictJob, key: RunKey) -> None:
 
 
 def _remove_parts(folder: Path) -> None:
-    """All at once, so that a crash here leaves nothing that looks like a run."""
+    """All at once, so that a crash here leaves no half of a run."""
     removed = folder.with_name(f".{folder.name}.removed")
     shutil.rmtree(removed, ignore_errors=True)
     folder.rename(removed)
