@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import runs_until_there_is_space
 from small_nets import photo, write_nets
 
 import unstride
@@ -159,6 +160,16 @@ def test_images_that_cannot_be_read_are_counted(pair, images, tmp_path):
         compare(*pair, folder, tmp_path / "a.csv")
     done = compare(*pair, [images, folder], tmp_path / "b.csv")
     assert (done.images, done.errors) == (COUNT, 1) and "1 could not be read" in str(done)
+
+
+def test_a_full_disk_is_an_error_and_what_was_computed_stays(pair, images, tmp_path, monkeypatch):
+    for module in ("run", "summary"):
+        monkeypatch.setattr(f"unstride.predicting.{module}.PART", 20)
+    whole = compare(*pair, images, tmp_path / "whole.csv")
+    done = runs_until_there_is_space(lambda: compare(*pair, images, tmp_path / "a.csv"), monkeypatch, step=2)
+    assert done.disagreements == whole.disagreements
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def damaged(rows, **changes):

@@ -418,6 +418,17 @@ def predicted_rows(model, folder, out, **options):
     return read(out)
 
 
+def test_another_batch_size_gives_the_same_answers(nets, tmp_path):
+    folder = photos(tmp_path / "photos", 20)
+    recipe = gated(nets, folder, tmp_path / "r.toml")
+    one, two = (
+        predicted_rows(f"{nets}:net", folder, tmp_path / f"{size}.jsonl", recipe=recipe, batch_size=size)
+        for size in (3, 20)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert a["probabilities"] == pytest.approx(b["probabilities"], abs=1e-5) and a["passes"] == b["passes"]
+
+
 def test_shares_that_drift_from_the_recipe_are_a_warning(nets, tmp_path):
     folder = photos(tmp_path / "photos", 60)
     loaded = models.load(f"{nets}:net")
