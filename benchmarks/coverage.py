@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import csv
 import hashlib
-import itertools
 import json
 import os
 import re

@@ -90,7 +90,9 @@ def onnxruntime(file: Path, output: str, images: Any) -> Any:
 
 def openvino(file: Path, output: str, images: Any) -> Any:
     core = importlib.import_module("openvino").Core()
-    return core.compile_model(core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"images": images})[output]
+    return core.compile_model(core.read_model(file), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})({"images": images})[
+        output
+    ]
 
 
 def in_node(package: Path) -> Runner:

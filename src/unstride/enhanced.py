@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from unstride.recipe.view import PLAIN
 from unstride.storage.fingerprint import fingerprint
 from unstride.tasks.tasks import TASKS
 from unstride.views.images import Preprocess, check_preprocess
-from unstride.views.source import Canvas, Source, as_source, autocast, check_images
+from unstride.views.source import Canvas, PILImages, Source, as_source, autocast, check_images
 
 MOST_NETWORKS = 5
 
@@ -230,7 +231,23 @@ class Enhanced(nn.Module):
         pixels = images.pixels if isinstance(images, Canvas) else images
         if isinstance(pixels, Tensor) and pixels.dtype != torch.uint8:  # which as_source prepares, or refuses
             check_images(pixels, axes=self.networks["base"].axes)
-        return as_source(images, self.preprocess)
+            self._check_device(pixels)
+        source = as_source(images, self.preprocess)
+        if isinstance(source, PILImages) and source is not images:  # prepared here: where the model is, as it takes it
+            device, dtype = place(self.model)
+            return replace(source, like=torch.empty(0, device=device, dtype=dtype))
+        return source
+
+    def _check_device(self, images: Tensor) -> None:
+        """An InputError for images on another device than the model, unless it is spread over several."""
+        weight = next(self.model.parameters(), None)
+        if weight is None or weight.device == images.device or isinstance(self.model, nn.DataParallel):
+            return
+        if len({p.device for p in self.model.parameters()}) == 1:
+            raise InputError(
+                f"images: got a tensor on {images.device}, and the model is on {weight.device}. Pass "
+                f"images.to({str(weight.device)!r}), or move the model."
+            )
 
     def _run(
         self,

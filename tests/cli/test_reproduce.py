@@ -36,9 +36,7 @@ def test_a_table_on_the_embedded_sample(tmp_path):
     assert again.exit_code == 0, again.output
     lines = again.stdout.splitlines()
     assert lines[0] == "networks,group,column,unstride,paper,std,seeds,gain_low,gain_high,images"
-    assert [line.split(",")[:3] for line in lines[1:]] == [
-        ["anti-aliased", "ResNet18", f"B = {b}"] for b in (1, 4, 10)
-    ]
+    assert [line.split(",")[:3] for line in lines[1:]] == [["anti-aliased", "ResNet18", f"B = {b}"] for b in (1, 4, 10)]
 
 
 def test_without_data_what_can_be_made_is_made():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import small_nets
 import tiny
 import torch
 from full_disk import runs_until_there_is_space
@@ -397,3 +398,75 @@ def test_a_module_and_the_name_of_data_is_an_error(tmp_path):
 def test_the_first_image_that_can_be_read(dataset):
     assert first_image(dataset).shape == (3, 16, 16)
     assert open_pipeline(models.load("sample")).task == "classification"
+
+
+# ---------------------------------------------------------------- other tasks
+def table_of_images(folder, header, rows):
+    lines = [header]
+    for k, cells in enumerate(rows):
+        small_nets.photo(k, (32, 32)).save(folder / f"{k}.png")
+        lines.append(",".join([f"{k}.png", *map(str, cells)]))
+    (folder / "d.csv").write_text("\n".join(lines))
+    return folder / "d.csv"
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("labels", "mAP"), ("values", "RMSE")])
+def test_several_labels_and_numbers(tmp_path, kind, metric):
+    spec = f"{small_nets.write_nets(tmp_path)}:net"
+    header = "path,red,green,blue,<b>[odd]</b> name"
+    path = table_of_images(tmp_path, header, [(k % 2, 1 - k % 2, int(k < 3), 1) for k in range(8)])
+    rows = evaluate(spec, f"{kind}:{path}", recipe="flip")
+    assert rows[0].metric == metric and rows[1].gain.low <= rows[1].gain.estimate <= rows[1].gain.high
+    x = torch.stack([models.load(spec).preprocess(small_nets.photo(k, (32, 32))) for k in range(8)])
+    with torch.no_grad():
+        y = models.load(spec).model(x)
+    target = torch.tensor([(k % 2, 1 - k % 2, int(k < 3), 1) for k in range(8)], dtype=torch.float32)
+    if metric == "RMSE":
+        assert rows[0].value == pytest.approx(float((y - target).square().mean().sqrt()), rel=1e-5)
+    else:
+        assert rows[0].metrics["exact match"] == float(((y > 0) == (target > 0.5)).all(1).float().mean())
+
+
+def test_depth_and_embeddings(tmp_path):
+    nets = small_nets.write_nets(tmp_path)
+    for name in ("images", "depth", *(f"f/{c}" for c in "ab")):
+        (tmp_path / name).mkdir(parents=True)
+    for k in range(6):
+        small_nets.photo(k, (32, 32)).save(tmp_path / "images" / f"{k}.png")
+        small_nets.photo(k, (32, 32)).save(tmp_path / "f" / "ab"[k % 2] / f"{k}.png")
+        np.save(tmp_path / "depth" / f"{k}.npy", np.full((32, 32), 1.0 + k, np.float32))
+    depth = evaluate(f"{nets}:depth", f"depth:{tmp_path}", recipe="flip")
+    assert depth[0].metric == "RMSE" and set(depth[0].metrics) == {"RMSE", "AbsRel", "within 1.25"}
+    vectors = evaluate(f"{nets}:tower", f"folder:{tmp_path / 'f'}", recipe="flip")
+    assert vectors[0].metric == "recall@1" and "k-NN accuracy" in vectors[0].metrics
+    pairs = table_of_images(tmp_path, "query,match", [(f"{(k + 1) % 6}.png",) for k in range(6)])
+    rows = evaluate(f"{nets}:tower", f"pairs:{pairs}", recipe="flip")
+    assert set(rows[0].metrics) == {"recall@1", "recall@5"} and rows[0].images == 6
+
+
+class Means(torch.nn.Module):
+    """Nothing in it is counted as multiply-accumulates."""
+
+    def forward(self, x):
+        return x.mean((2, 3))
+
+
+def test_cost_is_time_where_macs_cannot_be_counted():
+    given = [(torch.rand(8, 3, 64, 64), torch.arange(8) % 3)]
+    rows = evaluate(Means(), given, recipe="flip", batch_size=8)
+    assert rows[1].cost_unit == "times the time of the base model" and rows[1].macs == 0
+    assert rows[1].cost.estimate == pytest.approx(rows[1].seconds / rows[0].seconds)
+    rows = evaluate(
+        {"base": tiny.net(), "means": Means()}, [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3)], recipe="plain"
+    )
+    assert [row.cost_unit.split()[0] for row in rows] == ["forward", "times"] and rows[1].cost.estimate > 0
+
+
+def test_a_recipe_that_the_model_cannot_run_ends_the_run(dataset, batches):
+    class Branching(tiny.Net):
+        def forward(self, x):
+            return super().forward(x) * (2 if float(x.sum()) > 0 else 1)
+
+    with pytest.raises(unstride.errors.CaptureError):
+        evaluate(Branching().eval(), dataset, recipe="paper", batch_size=4)
+    assert len(batches) <= 4  # not image by image

@@ -12,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from unstride.evaluation.shards import KIND as SHARD
+from unstride.evaluation.shards import Shard
+from unstride.tta import TTA
 
 import unstride
 from unstride.errors import ArtefactError, OptionError
 from unstride.evaluation import Row, append_rows, read_rows
-from unstride.evaluation.shards import KIND as SHARD
-from unstride.evaluation.shards import Shard
 from unstride.recipe import policies
-from unstride.storage import locks, files, strict_json
+from unstride.storage import locks, strict_json
 from unstride.storage.artefacts import read_artefact, write_artefact
 from unstride.storage.fingerprint import digest
-from unstride.tta import TTA
 
 DEEP = 200_000
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that start at once")

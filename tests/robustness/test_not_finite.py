@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from procedure_nets import SmallNet, SmallSegmenter, seeded
 from torch import Tensor, nn
+from unstride.procedure.aggregate import agreement, entropy, sure_weight, top_class
 
 import unstride
-from unstride.procedure.aggregate import agreement, entropy, sure_weight, top_class
 
 BAD = [math.nan, math.inf, -math.inf]
 WAYS: list[Any] = ["auto", "frozen", pytest.param("compile", marks=pytest.mark.slow)]

@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
+from unstride.evaluation.words import untrained
 
 import unstride
 from unstride import data, models
 from unstride.cli import app
 from unstride.errors import ArtefactError, DataError, SpecError, UnstrideWarning
-from unstride.evaluation.words import untrained
 from unstride.models import LoadedModel, load, read_weights
 from unstride.studio import Studio
 from unstride.views.images import Preprocess

@@ -1,10 +1,14 @@
 """The embedded networks: as good as said, ordinary to torch.export, unmoved by their batch."""
 
+from importlib import resources
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from unstride import sample
+import unstride
+from unstride import models, sample
 from unstride.errors import ArtefactError, InputError
 
 
@@ -13,6 +17,26 @@ def test_classifier_is_right_on_more_than_91_percent():
     with torch.no_grad():
         guessed = sample.load_classifier()(sample.preprocess_classification(images)).argmax(1).numpy()
     assert (guessed == labels).mean() > 0.91
+
+
+def test_the_large_classifier_is_better_by_a_point_and_a_half_and_small_enough():
+    images, labels = sample.classification_sample()
+    ready = sample.preprocess_classification(images)
+    with torch.no_grad():
+        right = [
+            (torch.cat([model(part) for part in ready.split(500)]).argmax(1).numpy() == labels).mean()
+            for model in (sample.load_classifier(), sample.load_large_classifier())
+        ]
+    assert right[1] >= right[0] + 0.015
+    file = resources.files("unstride.sample").joinpath("files", sample.LARGE_CLASSIFIER_FILE)
+    assert Path(str(file)).stat().st_size < 3e6
+
+
+def test_the_large_classifier_costs_three_to_eight_times_as_much():
+    macs = [
+        unstride.inspect(models.load(name).model, torch.zeros(1, 1, 64, 64)).macs for name in ("sample", "sample-large")
+    ]
+    assert 3 < macs[1] / macs[0] < 8
 
 
 def test_segmenter_finds_every_class():
@@ -29,7 +53,11 @@ def test_segmenter_finds_every_class():
 
 @pytest.mark.parametrize(
     ("load", "shape", "strides"),
-    [(sample.load_classifier, (1, 64, 64), [2, 2, 2]), (sample.load_segmenter, (1, 96, 96), [2, 2, 2])],
+    [
+        (sample.load_classifier, (1, 64, 64), [2, 2, 2]),
+        (sample.load_large_classifier, (1, 64, 64), [2, 2, 2]),
+        (sample.load_segmenter, (1, 96, 96), [2, 2, 2]),
+    ],
 )
 def test_network_exports_with_its_strides(load, shape, strides):
     model = load()

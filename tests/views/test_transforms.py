@@ -11,8 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from unstride.errors import InputError, OptionError
 from unstride.recipe import policies
-from unstride.recipe.view import parse_view
-from unstride.recipe.view import Op, View
+from unstride.recipe.view import Op, View, parse_view
 from unstride.views import transforms
 
 

@@ -9,6 +9,7 @@ once for all pipelines, a little ahead, by a few threads.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +27,12 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.data.batches import FromBatches
-from unstride.errors import DataError, UnstrideError
+from unstride.errors import DataError, InputError, ModelRaised
 from unstride.evaluation.labelled import Data
 from unstride.evaluation.metrics import Array
 from unstride.evaluation.scoring import Scoring, Stats
 from unstride.evaluation.timing import wait_for
+from unstride.execution.runner import StageResult
 from unstride.models.onnx_files import COST
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline
@@ -224,6 +226,7 @@ class _Run:
         self.variants, self.data, self.scoring, self.caches, self.keys = variants, data, scoring, caches, keys
         self.place = place(variants[0].pipeline.better.model)
         self.warm: set[tuple[int, tuple[int, ...]]] = set()
+        self.uncounted = any(map(_uncounted, variants))
 
     def chunk(self, indices: Sequence[int], missing: Sequence[Sequence[int]], size: int) -> Iterator[int]:
         """The images of a chunk in batches of one shape; yields how many are done."""
@@ -251,7 +254,7 @@ class _Run:
         """The values of each image by its key; one that the model refuses is an error of its own."""
         try:
             return self.computed(v, images, source)
-        except UnstrideError as error:
+        except (InputError, DataError, ModelRaised) as error:
             if len(images) == 1:
                 return {self.keys[images[0].index]: {"error": f"{images[0].name}: {error}"}}
             alone = [(image, source_of(self.data, [image], *self.place)) for image in images]
@@ -259,16 +262,12 @@ class _Run:
 
     def computed(self, v: int, images: Sequence[_LabelledImage], source: Any) -> dict[str, Values]:
         variant = self.variants[v]
-        start = time.perf_counter()
-        result = variant.pipeline.better.run(source, budgets=variant.budgets)
-        wait_for(self.place[0])
-        spent = (time.perf_counter() - start) / len(images)
-        kind = (v, tuple(images[0].pixels.shape))
-        seconds = spent if kind in self.warm else math.nan
-        self.warm.add(kind)
+        result, seconds = self.timed(v, images, source)
         reported = result.returned()[COST].tolist() if _reports_cost(variant) else None
         outputs = result.at_budgets() if variant.budgets else {0: (result.output, reported or result.costs)}
         base = result.record.base_macs
+        if self.uncounted and math.isnan(seconds):  # time is the only cost there is
+            _, seconds = self.timed(v, images, source)
         values: list[Values] = [{} for _ in images]
         for budget, (output, costs) in outputs.items():
             stats = self.scoring.split(self.scoring.stats(output, [image.target for image in images]))
@@ -279,6 +278,29 @@ class _Run:
                 tensors = {name: torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
                 own |= {f"{budget}.{name}": value for name, value in {**stat, **tensors}.items()}
         return {self.keys[image.index]: own for image, own in zip(images, values, strict=True)}
+
+    def timed(self, v: int, images: Sequence[_LabelledImage], source: Any) -> tuple[StageResult, float]:
+        """A batch through a pipeline, and the seconds of an image; NaN for the first batch of its size."""
+        variant = self.variants[v]
+        start = time.perf_counter()
+        result = variant.pipeline.better.run(source, budgets=variant.budgets)
+        wait_for(self.place[0])
+        seconds = (time.perf_counter() - start) / len(images)
+        kind = (v, tuple(images[0].pixels.shape))
+        first = kind not in self.warm
+        self.warm.add(kind)
+        return result, math.nan if first else seconds
+
+
+def _uncounted(variant: Variant) -> bool:
+    """Whether MACs of a network cannot be counted, as of quantised ones and of ONNX files."""
+    better, loaded = variant.pipeline.better, variant.pipeline.base
+    macs = []
+    for name in better.recipe.networks:
+        network = better.networks[name]
+        with contextlib.suppress(Exception):  # it may want images of another kind; then the run itself counts
+            macs.append(network.forward_macs(loaded.example().to(*place(network.model))))
+    return min(macs, default=2) <= 1
 
 
 def _reports_cost(variant: Variant) -> bool:

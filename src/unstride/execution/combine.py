@@ -41,10 +41,10 @@ class Combine:
         at = self._index(rows)
         if self.how == "max":
             known = encoded if where is None else encoded.masked_fill(where == 0, -torch.inf)
-            self.total[at] = torch.maximum(self.total[at], known)
+            _put(self.total, at, torch.maximum(_taken(self.total, at), known))
         else:
-            self.total[at] += weight * encoded
-        self.weight[at] += weight
+            _put(self.total, at, _taken(self.total, at) + weight * encoded)
+        _put(self.weight, at, _taken(self.weight, at) + weight)
 
     def value(self, rows: Sequence[int] | None = None) -> Tensor:
         """The combined output of these images, all by default."""
@@ -54,8 +54,8 @@ class Combine:
         assert self.total is not None and self.weight is not None
         at = self._index(chosen)
         if self.how == "max":
-            return self.total[at]
-        return self.task.decode(self.total[at] / self.weight[at], self.how)
+            return _taken(self.total, at).clone()
+        return self.task.decode(_taken(self.total, at) / _taken(self.weight, at), self.how)
 
     def replace(self, rows: Sequence[int], other: Combine) -> None:
         """Take these images' passes from `other`, where it has any, and forget those so far."""
@@ -67,12 +67,23 @@ class Combine:
         at = self._index(rows)
         if other.weight.shape != self.weight.shape:
             self.weight = self.weight.expand(torch.broadcast_shapes(self.weight.shape, other.weight.shape)).clone()
-        new = other.weight[at] > 0  # of tiles, the pixels that they decide
-        self.total[at] = torch.where(new, other.total[at], self.total[at])
-        self.weight[at] = torch.where(new, other.weight[at], self.weight[at])
+        theirs = _taken(other.weight, at)
+        new = theirs > 0  # of tiles, the pixels that they decide
+        _put(self.total, at, torch.where(new, _taken(other.total, at), _taken(self.total, at)))
+        _put(self.weight, at, torch.where(new, theirs, _taken(self.weight, at)))
 
-    def _index(self, rows: Sequence[int]) -> slice | list[int]:
-        return slice(None) if len(rows) == self.count else list(rows)  # indexing with a list is slow
+    def _index(self, rows: Sequence[int]) -> Tensor | None:
+        """Where the rows are, on the device of the sums; None for all of them, which is faster."""
+        assert self.total is not None
+        return None if len(rows) == self.count else torch.tensor(list(rows), device=self.total.device)
+
+
+def _taken(values: Tensor, at: Tensor | None) -> Tensor:
+    return values if at is None else values.index_select(0, at)
+
+
+def _put(values: Tensor, at: Tensor | None, new: Tensor) -> None:
+    values.copy_(new) if at is None else values.index_copy_(0, at, new)
 
 
 def median(passes: Sequence[Tensor]) -> Tensor:

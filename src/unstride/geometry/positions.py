@@ -61,7 +61,9 @@ class LostPosition:
         return self.name
 
 
-LOST = LostPosition("LOST", "has lost its position at an op without a rule")  # it may have positions, but they are hidden
+LOST = LostPosition(
+    "LOST", "has lost its position at an op without a rule"
+)  # it may have positions, but they are hidden
 OTHER_DIRECTION = LostPosition("OTHER_DIRECTION", "joins maps that lie on the image in different directions")
 FIXED = LostPosition("FIXED", "holds indices of cells, which cannot be moved")
 Position = Pos | LostPosition | None

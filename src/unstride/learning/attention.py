@@ -34,7 +34,7 @@ from unstride.storage.progress import progress as show_progress
 from unstride.storage.provenance import versions
 from unstride.tasks.confidence import two_class
 from unstride.tasks.tasks import TASKS
-from unstride.views.source import autocast
+from unstride.views.source import as_source, autocast
 
 MAP_BYTES = 4 << 30  # maps that are kept; above, they are computed anew in every epoch
 MOST_STATES = 1024  # of a search space whose maps are kept
@@ -67,7 +67,7 @@ class FrozenNetwork:
         return count
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return autocast(self.pipeline.better._source(self.example), self.recipe.precision)
+        return autocast(as_source(self.example), self.recipe.precision)
 
     def start(self, images: Tensor) -> GraphPasses:
         if images.shape[1:] != self.example.shape[1:]:
@@ -279,14 +279,14 @@ def _kept_maps(
     earlier = sum(images.keys[row] in store for images, row in todo)
     if us.leads:
         tell_reused(earlier, len(todo), store.folder)
-    fresh = [(images, row) for images, row in todo if images.keys[row] not in store]
-    mine = us.share(fresh_keys := [images.keys[row] for images, row in fresh])[us.rank :: us.size]
-    wanted = dict(zip(fresh_keys, fresh, strict=True))
-    with show_progress("maps of images", len(mine), show and us.leads) as advance:
-        for part in batches_of(len(mine), WRITTEN):
+    places = {images.keys[row]: (images, row) for images, row in todo}
+    fresh = us.share([key for key in places if key not in store])  # one list, whatever others have written meanwhile
+    own = fresh[us.rank :: us.size]
+    with show_progress("maps of images", len(own), show and us.leads) as advance:
+        for part in batches_of(len(own), WRITTEN):
             values = {}
-            for key in (mine[k] for k in part):
-                values[key] = {"maps": _all_maps(network, *wanted[key])}
+            for key in own[part.start : part.stop]:
+                values[key] = {"maps": _all_maps(network, *places[key])}
                 advance(1, "")
             store.put(values)
     us.wait()

@@ -102,15 +102,15 @@ def view_logits(
     caches = [Cache.open(folder, RunKey("view-logits", {**settings, "views": list(map(str, g))})) for g in groups]
     _report_reused(caches, parts, us)
     todo = [(images, rows) for images in parts for rows in batches_of(len(images), batch_size)]
-    mine = todo[us.rank :: us.size]
-    with show_progress("batches of views", len(mine) * len(groups), show and us.leads) as advance:
-        for images, rows in mine:
+    own = todo[us.rank :: us.size]
+    with show_progress("batches of views", len(own) * len(groups), show and us.leads) as advance:
+        for images, rows in own:
             for cache, group in zip(caches, groups, strict=True):
                 missing = [row for row in rows if images.keys[row] not in cache]
                 if missing:
                     logits = _run(pipeline, recipe, group, images, missing)
                     keys = [images.keys[row] for row in missing]
-                    cache.put({key: {"logits": own} for key, own in zip(keys, logits, strict=True)})
+                    cache.put({key: {"logits": values} for key, values in zip(keys, logits, strict=True)})
                 advance(1, "")
     us.wait()
     for cache in caches:

@@ -243,7 +243,7 @@ def _map_pairs(
         grid = found.grid(tap)
         if grid is None or grid.dims != dims:
             if pairs:
-                continue  # an auxiliary map without a grid stays as the plain network gives it
+                continue  # an auxiliary map without a grid stays as the base model returns it
             if min(shapes[tap][-axes:]) == 1:
                 raise CaptureError(
                     f"the logit map is {by(shapes[tap][-axes:])} before its upsampling at images of {by(graph.size)}: "

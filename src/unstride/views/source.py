@@ -396,5 +396,7 @@ def autocast(source: Source, precision: str | None) -> AbstractContextManager[An
     """torch.autocast to a precision on the device of the images; nothing without one."""
     if precision is None:
         return nullcontext()
-    device = source.pixels.device.type if isinstance(source, Canvas | Block) else "cpu"
-    return torch.autocast(device, getattr(torch, precision))
+    like = (
+        source.pixels if isinstance(source, Canvas | Block) else source.like if isinstance(source, PILImages) else None
+    )
+    return torch.autocast("cpu" if like is None else like.device.type, getattr(torch, precision))
