@@ -22,7 +22,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["model", "images", "out", "recipe", "weights", "task", "device", "top", "batch_size", "ray"]
 )
-@pytest.mark.parametrize("value", [*WRONG, 0], ids=repr)
+@pytest.mark.parametrize("value", [*WRONG, 0], ids=lambda value: "object" if type(value) is object else repr(value))
 def test_predict(here, name, value):
     good = {"model": here, "images": "a.png", "out": "a.csv", "recipe": "plain"}
     before = sorted(os.listdir())
@@ -34,7 +34,7 @@ def test_predict(here, name, value):
 @pytest.mark.parametrize(
     "name", ["base", "new", "images", "out", "labels", "model", "count", "margin", "seed", "batch_size"]
 )
-@pytest.mark.parametrize("value", WRONG, ids=repr)
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: "object" if type(value) is object else repr(value))
 def test_compare(here, name, value):
     if (name, value) in (("margin", True), ("seed", -1)):
         pytest.skip("a number that it can have")
