@@ -15,7 +15,7 @@ from unstride import Gate, Near, Recipe, Search, Stage
 from unstride.errors import CaptureError, InputError, NothingToSubsample, OptionError
 from unstride.method.align import Offset, align
 from unstride.method.attention import Attention
-from unstride.tasks.confidence import entropy
+from unstride.tasks.tasks import entropy
 
 
 @pytest.fixture(scope="module")

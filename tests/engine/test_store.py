@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from unstride.engine.movers import Batch
-from unstride.engine.store import Key, Store
+from unstride.engine.engine import Key, Store
 
 
 def a_store(rows: int, batch: Batch) -> tuple[Store, Node, list[Key], Tensor]:

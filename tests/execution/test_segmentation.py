@@ -11,7 +11,7 @@ import unstride
 from unstride.errors import CaptureError, OptionError
 from unstride.method.align import Offset, align
 from unstride.method.search import default_layers
-from unstride.tasks.confidence import entropy
+from unstride.tasks.tasks import entropy
 
 
 @pytest.fixture(scope="module")

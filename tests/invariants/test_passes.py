@@ -13,7 +13,7 @@ from unstride.errors import OptionError
 from unstride.geometry.states import State
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Stage
-from unstride.tasks.confidence import confidence
+from unstride.tasks.tasks import confidence
 from unstride.views.source import Canvas
 
 VIEWS = ("flip", "1.25x", "flip + 1.25x", "ShiftX=4", "ShiftY=-3 + ShiftX=2", "Size=1.25 + Crop=1.25")

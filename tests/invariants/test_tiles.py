@@ -15,7 +15,7 @@ from unstride.recipe.files import read, write
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Search, Stage
 from unstride.recipe.view import parse_view
-from unstride.tasks.confidence import confidence
+from unstride.tasks.tasks import confidence
 
 
 class Corners(nn.Module):

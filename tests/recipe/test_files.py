@@ -12,7 +12,7 @@ from unstride.recipe.files import StoredNetwork, read, write
 from unstride.recipe.presets import PRESETS, get
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Search, Stage
-from unstride.tasks.confidence import MEASURES
+from unstride.tasks.tasks import MEASURES
 
 _VIEWS = ("flip", "1.3x", "flip + 1.3x", "ShiftX=8", "Size=1.15 + Crop=1.14", "FiveCrop=LeftTop", "Rotate=10")
 _numbers = st.floats(0.25, 4, allow_nan=False)

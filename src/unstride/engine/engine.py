@@ -10,16 +10,16 @@ from torch.fx import Node
 
 from unstride.engine.movers import Batch, Rows
 from unstride.engine.segments import Cutter, Segment, batch_of, tensor_bytes, unchanged
-from unstride.engine.store import Key, Store
 from unstride.errors import CaptureError, OptionError, is_out_of_memory
 from unstride.geometry.layers import Subsampling
-from unstride.geometry.states import State
+from unstride.geometry.states import Selection, State
 from unstride.graph.capture import Graph, gap, run_nodes, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
 TOGETHER = 512 << 20  # bytes that images which run together may take
 Request = tuple[int, State]  # (image, state)
+Key = tuple[int, tuple[Selection, ...]]  # image and the selections up to a level: a node of the prefix trie
 
 
 class Engine:
@@ -281,7 +281,7 @@ class Run:
         some = {n: Rows(r.places[: len(requests)], r.batch) for n, r in rows.items()}
         values = [some[n] if n in segment.lazy else some[n].gather() for n in segment.inputs]
         with torch.no_grad():
-            return segment(len(requests), [state for _, state in requests], values)
+            return segment.module(len(requests), [state for _, state in requests], *values)
 
     def _rows(self, n: Node, requests: Sequence[Request]) -> Rows:
         engine = self.engine
@@ -292,4 +292,54 @@ class Run:
         return Rows(tuple(places), engine.batch(n))
 
 
-__all__ = ["Engine", "Request", "Run"]
+@dataclass(eq=False)
+class _Block:
+    """Values of some trie nodes of one level; `keys` names the row of each that is still wanted."""
+
+    values: dict[Node, Tensor]
+    keys: dict[Key, int]
+    rows: int
+
+
+class Store:
+    """`store.put(level, keys, values)`, then `store.place(level, key, node)` -> (tensor, row).
+
+    Rows that were computed together are not forgotten together, so a tensor is copied into a smaller one when half of
+    its rows are.
+    """
+
+    def __init__(self, depth: int, batches: dict[Node, Batch]) -> None:
+        self.levels: list[dict[Key, _Block]] = [{} for _ in range(depth + 1)]
+        self.batches = batches
+
+    def __contains__(self, at: tuple[int, Key]) -> bool:
+        return at[1] in self.levels[at[0]]
+
+    def put(self, level: int, keys: list[Key], values: dict[Node, Tensor]) -> None:
+        block = _Block(values, {key: row for row, key in enumerate(keys)}, len(keys))
+        self.levels[level].update(dict.fromkeys(keys, block))
+
+    def place(self, level: int, key: Key, node: Node) -> tuple[Tensor, int]:
+        block = self.levels[level][key]
+        return block.values[node], block.keys[key]
+
+    def forget(self, level: int, keys: Iterable[Key]) -> None:
+        touched: dict[int, _Block] = {}
+        for key in keys:
+            block = self.levels[level].pop(key, None)
+            if block is not None:
+                del block.keys[key]
+                touched[id(block)] = block
+        for block in touched.values():
+            if block.keys and len(block.keys) * 2 <= block.rows:
+                self.put(level, list(block.keys), self._some(block, block.keys.values()))
+
+    def _some(self, block: _Block, rows: Iterable[int]) -> dict[Node, Tensor]:
+        out = {}
+        for node, value in block.values.items():
+            dim, m = self.batches[node].dim, self.batches[node].factor
+            out[node] = torch.cat([value.narrow(dim, row * m, m) for row in rows], dim)
+        return out
+
+
+__all__ = ["Engine", "Request", "Run", "Store"]

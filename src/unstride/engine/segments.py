@@ -1,7 +1,7 @@
 """Cut a graph at its layers: one small module per level, in two variants (as trained, and with moved operands)."""
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
-from unstride.engine.movers import Batch, MovedAvgPool, Mover, Rows, for_each, stride_of
+from unstride.engine.movers import Batch, MovedAvgPool, Mover, for_each, stride_of
 from unstride.errors import CaptureError
 from unstride.geometry.edges import pinned_edges
 from unstride.geometry.layers import Shift, Subsampling
-from unstride.geometry.states import State
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
 
@@ -27,7 +26,10 @@ def unchanged(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """All ops of one level: reads values of lower levels, gives the values that later levels and the caller need."""
+    """All ops of one level: reads values of lower levels, gives the values that later levels and the caller need.
+
+    `segment.module(rows, states, *values)`: as many values as `inputs`, each a tensor, or Rows where it is lazy.
+    """
 
     level: int
     module: nn.Module
@@ -38,9 +40,6 @@ class Segment:
     bytes: int  # live values per row, at the most
     bytes_as_cut: int  # the same before the segment was rewritten to run faster
     largest: int  # bytes of its largest value per row
-
-    def __call__(self, rows: int, states: Sequence[State], values: Sequence[Tensor | Rows]) -> tuple[Tensor, ...]:
-        return self.module(rows, states, *values)
 
 
 @dataclass(eq=False)

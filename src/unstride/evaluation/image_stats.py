@@ -17,7 +17,7 @@ from unstride.errors import DataError, InputError
 from unstride.evaluation import metrics
 from unstride.evaluation.metrics import Array
 from unstride.execution.prediction import at_size
-from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import two_class
 
 NEAREST = 5  # neighbours that are looked at
 

@@ -44,7 +44,7 @@ from unstride.show.html import (
 from unstride.show.segmentation import strip
 from unstride.storage.artefacts import write_file
 from unstride.storage.files import check_file
-from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import two_class
 
 EXAMPLES = 8  # images of each kind
 SIDE = 200  # pixels of a thumbnail

@@ -26,8 +26,7 @@ from unstride.method.criteria import (
 from unstride.method.split import Target
 from unstride.method.stitch import Stitched
 from unstride.recipe.stage import Gate, Search, Stage
-from unstride.tasks.confidence import in_pieces
-from unstride.tasks.tasks import Task
+from unstride.tasks.tasks import Task, in_pieces
 
 AGREEMENT_LEAST = 4  # passes before their agreement can end a search
 
@@ -300,7 +299,7 @@ class AggregatedOutputs:
             return {}
         maps = self.sums[0].value()
         tap = self.split.unmap(maps, self._like(len(maps)), self.split.targets[0])
-        values = [segment(len(tap), (), [tap])[0] for _, segment in self.split.also]
+        values = [segment.module(len(tap), (), tap)[0] for _, segment in self.split.also]
         return dict(zip(self.passes.also, values, strict=True))
 
     def _like(self, rows: int) -> Tensor:

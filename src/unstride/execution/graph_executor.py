@@ -157,7 +157,7 @@ class GraphPasses:
         for target in split.targets:
             values[target.leaf] = target.finish(self.base[target.tap])
         for leaf, segment in split.also:
-            values[leaf] = segment(count, (), [self.base[split.targets[0].tap]])[0]
+            values[leaf] = segment.module(count, (), self.base[split.targets[0].tap])[0]
         values |= graph.constant_outputs(count)
         leaves = [values[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves]
         returned = split.targets[0].leaf in graph.leaf_nodes  # features may be inside the model

@@ -12,8 +12,7 @@ from torch.nn.functional import interpolate
 from unstride.geometry.states import State
 from unstride.method.search import Expansion
 from unstride.recipe.view import View
-from unstride.tasks.confidence import top_class
-from unstride.tasks.tasks import TASKS, Task
+from unstride.tasks.tasks import TASKS, Task, top_class
 
 COST_UNIT = "forward passes of the base model"
 TIME_UNIT = "times the time of the base model"  # where MACs cannot be counted

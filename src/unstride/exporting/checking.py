@@ -19,8 +19,7 @@ from unstride.exporting.builder import Array
 from unstride.exporting.loop import ALWAYS, NEVER, forced
 from unstride.exporting.networks import session
 from unstride.recipe.recipe import Recipe
-from unstride.tasks.confidence import confidence, top_class
-from unstride.tasks.tasks import TASKS
+from unstride.tasks.tasks import TASKS, confidence, top_class
 
 CLOSE = 1e-4  # of the largest output; and of a confidence to its gate, below which an image may go on or not
 SAME_CLASS = 0.995  # of the images, from pixels or with int8

@@ -14,10 +14,9 @@ from unstride.engine.unrolled import unrolled
 from unstride.errors import OptionError
 from unstride.execution.executors import Network
 from unstride.execution.graph_executor import GraphExecutor
-from unstride.geometry.grids import overlap
 from unstride.geometry.states import State
 from unstride.method.aggregate import LEAST, entropy_weight
-from unstride.method.align import Offset
+from unstride.method.align import Offset, overlap
 from unstride.method.split import Target
 from unstride.recipe.stage import Stage
 from unstride.tasks.tasks import Task
@@ -112,7 +111,7 @@ class StatesModule(nn.Module):
 
 
 def _finished(target: Target, value: Tensor) -> Tensor:
-    return value if target.head is None else target.head(value.shape[0], (), [value])[0]
+    return value if target.head is None else target.head.module(value.shape[0], (), value)[0]
 
 
 def _aligned(m: Tensor, offset: Offset | None, covered: bool, empty: float = 0.0) -> Tensor:

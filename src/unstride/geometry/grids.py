@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Grid:
     spacing: tuple[float, ...]
     prefix: int = 0
 
-    @property
+    @cached_property
     def tokens(self) -> bool:
         there = [d for d in self.dims if d is not None]
         return len(there) > 1 and len(set(there)) == 1
@@ -156,10 +156,3 @@ def pinned_pieces(by: int, extent: int, pinned: tuple[int, int]) -> list[tuple[i
     found = [(0, low, 0, low), (low, first - low, low, 1), (first, last - first, first + by, last - first)]
     found += [(last, high - last, high - 1, 1), (high, extent - high, high, extent - high)]
     return [piece for piece in found if piece[1]]
-
-
-def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[Any, Any]:
-    """Where maps (..., *size) cover each other when one is moved by whole cells: indices of (place, source)."""
-    place = [slice(max(k, 0), max(0, n + min(k, 0))) for k, n in zip(cells, size, strict=True)]
-    source = [slice(max(-k, 0), max(0, n - max(k, 0))) for k, n in zip(cells, size, strict=True)]
-    return (..., *place), (..., *source)

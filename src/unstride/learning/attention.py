@@ -32,8 +32,7 @@ from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World
 from unstride.storage.progress import progress as show_progress
 from unstride.storage.provenance import versions
-from unstride.tasks.confidence import two_class
-from unstride.tasks.tasks import TASKS
+from unstride.tasks.tasks import TASKS, two_class
 from unstride.views.source import as_source, autocast
 
 MAP_BYTES = 4 << 30  # maps that are kept; above, they are computed anew in every epoch
@@ -97,7 +96,7 @@ class FrozenNetwork:
         shape = self.split.found.trace.shapes[target.tap]
         like = torch.empty((len(maps), *shape[1:]), dtype=graph.dtype, device="meta")
         values = self.split.unmap(maps, like, target)
-        return two_class((values if target.head is None else target.head(len(maps), (), [values])[0]).float())
+        return two_class((values if target.head is None else target.head.module(len(maps), (), values)[0]).float())
 
     def settings(self) -> dict[str, Any]:
         """What the maps of an image depend on beside the image."""

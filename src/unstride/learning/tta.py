@@ -28,7 +28,7 @@ from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World
 from unstride.storage.progress import progress as show_progress
 from unstride.storage.provenance import versions
-from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import two_class
 
 METHODS = ("meantta", "maxtta", "gps", "gps-shanmugam", "augtta", "classtta")
 LEARNED = METHODS[2:]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unstride.engine.movers import empty_like
 from unstride.method.align import Offset, add_aligned, align, align_covered, coverage
-from unstride.tasks.confidence import entropy, in_pieces
+from unstride.tasks.tasks import entropy, in_pieces
 
 BORDERS = ("zeros", "renormalise")
 ALL = slice(None)

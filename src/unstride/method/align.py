@@ -9,11 +9,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unstride.geometry.grids import Grid, overlap
+from unstride.geometry.grids import Grid
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,13 @@ def add_aligned(total: Tensor, f: Tensor, offset: Offset) -> None:
     for cells, weight in offset.taps():
         place, source = overlap(f.shape[-len(cells) :], cells)
         total[place].add_(f[source], alpha=weight)
+
+
+def overlap(size: Sequence[int], cells: Sequence[int]) -> tuple[Any, Any]:
+    """Where maps (..., *size) cover each other when one is moved by whole cells: indices of (place, source)."""
+    place = [slice(max(k, 0), max(0, n + min(k, 0))) for k, n in zip(cells, size, strict=True)]
+    source = [slice(max(-k, 0), max(0, n - max(k, 0))) for k, n in zip(cells, size, strict=True)]
+    return (..., *place), (..., *source)
 
 
 def align(f: Tensor, offset: Offset) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unstride.errors import InputError
 from unstride.geometry.states import State, StateSpace
-from unstride.tasks.confidence import entropy, in_pieces
+from unstride.tasks.tasks import entropy, in_pieces
 
 CRITERIA = ("entropy", "entropy-unaligned", "learned", "displacement", "random", "random-per-image")
 

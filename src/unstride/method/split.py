@@ -47,7 +47,7 @@ class Target:
         if self.head is None:
             return values
         with torch.no_grad():
-            return self.head(values.shape[0], (), [values])[0]
+            return self.head.module(values.shape[0], (), values)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from unstride.graph.ops import op_name
 from unstride.method.aggregate import ALL, entropy_weight
 from unstride.method.align import Offset
 from unstride.method.split import Target
-from unstride.tasks.confidence import in_pieces
+from unstride.tasks.tasks import in_pieces
 
 
 @dataclass(eq=False)

@@ -17,8 +17,7 @@ from torch import Tensor
 from unstride.execution.prediction import Prediction, at_size
 from unstride.show.answers import changed, class_map, entries
 from unstride.show.segmentation import palette
-from unstride.tasks.confidence import two_class
-from unstride.tasks.tasks import TASKS, Task
+from unstride.tasks.tasks import TASKS, Task, two_class
 
 DIGITS = 6
 Row = dict[str, Any]

@@ -14,7 +14,7 @@ from torch import Tensor
 from unstride.errors import OptionError
 from unstride.geometry.states import State, StateSpace
 from unstride.recipe.view import PLAIN, View, as_view
-from unstride.tasks.confidence import MEASURES
+from unstride.tasks.tasks import MEASURES
 
 CRITERIA = ("entropy", "entropy-unaligned", "learned", "displacement", "random", "random-per-image")
 AGGREGATES = ("", "mean", "entropy", "entropy-unaligned", "max", "learned")

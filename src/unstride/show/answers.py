@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unstride.execution.prediction import Prediction
-from unstride.tasks.confidence import two_class
-from unstride.tasks.tasks import TASKS, Task
+from unstride.tasks.tasks import TASKS, Task, two_class
 
 
 def class_name(classes: tuple[str, ...], index: int) -> str:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unstride.tasks.confidence import two_class
+from unstride.tasks.tasks import two_class
 
 FOLDS, ERRORS = 5, 2.0  # of cross-validation; standard errors
 _GOLDEN = (math.sqrt(5) - 1) / 2

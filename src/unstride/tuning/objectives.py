@@ -18,8 +18,7 @@ from torch import Tensor
 
 from unstride.evaluation.metrics import IGNORE
 from unstride.evaluation.scoring import Scoring
-from unstride.tasks.confidence import two_class
-from unstride.tasks.tasks import TASKS
+from unstride.tasks.tasks import TASKS, two_class
 from unstride.tasks.temperature import fit_temperature
 from unstride.tuning.candidates import Candidate, Groups, PassGroup
 from unstride.tuning.pool import Pool
