@@ -26,7 +26,6 @@ from unstride.recipe.files import to_data
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Stage
 from unstride.storage.distributed import World
-from unstride.storage.fingerprint import text_digest
 from unstride.storage.provenance import provenance
 from unstride.tasks.tasks import TASKS
 from unstride.tasks.temperature import fit_temperature
@@ -101,11 +100,6 @@ class Evidence:
             **provenance(),
         }
         return cls(pipeline, data, pool, scoring, clusters, own, fold_of(clusters, FOLDS, seed + 1), about)
-
-    @property
-    def data_key(self) -> str:
-        """Of the images with their labels."""
-        return text_digest(sorted(self.pool.keys))[:16]
 
     @property
     def names(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unstride.errors import OptionError
 from unstride.evaluation.decisions import Decision
+from unstride.evaluation.findings import IMAGE_KEYS
 from unstride.evaluation.intervals import ConfidenceInterval
 from unstride.evaluation.labelled import Data
 from unstride.evaluation.rows import Row, table
@@ -38,6 +39,7 @@ class Tuned:
         time: the measured time, where it was bounded.
         stats: of the images, by the rows' names.
         indices: of each image in the stats, its index in the data.
+        image_keys: a sample of the images by their contents, so that `evaluate` knows them again.
     """
 
     recipe: Recipe
@@ -53,7 +55,7 @@ class Tuned:
     data: Data = field(repr=False)
     scoring: Scoring = field(repr=False)
     indices: NDArray[np.int64] = field(repr=False)
-    data_key: str = ""
+    image_keys: tuple[str, ...] = ()
 
     @property
     def row(self) -> Row:
@@ -96,7 +98,7 @@ class Tuned:
             "cost_high": self.cost.high,
             "ceiling": self.ceiling,
             "images": self.row.images,
-            "data": self.data_key,
+            IMAGE_KEYS: list(self.image_keys),
             "shares": [s.gate.share for s in self.recipe.stages if s.gate is not None and s.gate.share is not None],
         }
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unstride.errors import DataError, OptionError, UnstrideWarning
+from unstride.evaluation.findings import key_sample
 from unstride.evaluation.labelled import Data, groups_of, open_labelled, scoring_of
 from unstride.evaluation.measuring import first_image
 from unstride.evaluation.scoring import Scoring
@@ -235,7 +236,7 @@ class _Tuning:
             data=evidence.data,
             scoring=scoring,
             indices=np.asarray(pool.rows),
-            data_key=evidence.data_key,
+            image_keys=tuple(key_sample(pool.keys)),
         )
 
     def _written(self, chooser: Chooser, ceiling: float) -> Recipe:
