@@ -5,7 +5,7 @@
 `mobilenet` starts from a third party's weights for Pascal VOC (DIR/voc), `deeplab` and `unet` from scratch.
 DIR/camvid/camvid_240x180.zip holds {train,val,test}/images/*.jpg and {train,val,test}/masks/*.png of 240x180 pixels
 with 11 classes; 11 is void. CamVid is CC BY-NC: neither it nor these networks are part of unstride. Writes
-`NET.safetensors` (the epoch that is best on val) for `build(NET)` below, and `NET.json` with the plain network's mIoU.
+`NET.safetensors` (the epoch that is best on val) for `build(NET)` below, and `NET.json` with the base model's mIoU.
 A killed run goes on from its last epoch, with the same result; test images play no part in training or choosing.
 """
 
@@ -168,7 +168,7 @@ def load_split(archive: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def augment(image: Tensor, mask: Tensor, rng: np.random.Generator, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """One image (3, H, W) and mask (H, W): scaled, cropped (void where nothing is left), mirrored, recoloured."""
+    """One image (3, H, W) and mask (H, W): scaled, cropped (void where nothing is left), flipped, recoloured."""
     scale = float(np.exp(rng.uniform(np.log(0.7), np.log(1.8))))
     size = [round(side * scale) for side in mask.shape]
     pixels = F.interpolate(image[None].float() / 255, size=size, mode="bilinear", align_corners=False)[0]

@@ -1,7 +1,7 @@
 """Several networks at equal cost: what `tune` chooses on one half of the images, measured on the other.
 
     python -m benchmarks.networks --assets DIR      # DIR: see benchmarks/nets.py
-    python -m benchmarks.networks                   # the page, the picture and README's table again, from the rows
+    python -m benchmarks.networks                   # the page, the plot and README's table again, from the rows
 
 Every pass of every network is computed once and cached in `build/networks`, so that a killed run goes on. For each random
 halving and each ceiling a recipe is chosen on one half and measured on the other, both ways. `envelope` is what a user would
@@ -205,7 +205,7 @@ def summary(
     )
 
 
-# ---------------------------------------------------------------- rows, page, picture
+# ---------------------------------------------------------------- rows, page, plot
 def write_rows(rows: Sequence[Row]) -> None:
     with ROWS.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")

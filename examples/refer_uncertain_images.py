@@ -1,4 +1,4 @@
-"""Which images should a person look at? Passes of a recipe are second opinions: refer images where they disagree.
+"""Which images should a person check? Passes of a recipe are second opinions: refer images where they disagree.
 
 In medicine, inspection or moderation a wrong answer is worse than a referred image. `agreement` is the share of passes
 with the final class; `spread` is their mutual information in nats. Both are compared with plain confidence on images of

@@ -138,7 +138,7 @@ def check_identity(net: Net, images: Tensor, tol: float | None = None) -> None:
         wanted = [t for t in pytree.tree_leaves(net.model(images)) if isinstance(t, Tensor)]
     got = net.leaves(net.engine().start(images).plain)
     for a, b in zip(got, wanted, strict=True):
-        assert gap(a, b) <= (tol or tolerance(b.dtype)), f"plain network differs by {gap(a, b):.1e}"
+        assert gap(a, b) <= (tol or tolerance(b.dtype)), f"base model differs by {gap(a, b):.1e}"
 
 
 def check_sharing(net: Net, images: Tensor, states: Sequence[State], tol: float | None = None, seed: int = 0) -> None:
@@ -200,7 +200,7 @@ def check_all(net: Net, images: Tensor, states: Sequence[State], tol: float) -> 
     with torch.no_grad():
         wanted = [t for t in pytree.tree_leaves(net.model(images)) if isinstance(t, Tensor)]
     for a, b in zip(net.leaves(run.plain), wanted, strict=True):
-        assert gap(a, b) <= tol, f"plain network differs by {gap(a, b):.1e}"
+        assert gap(a, b) <= tol, f"base model differs by {gap(a, b):.1e}"
     requests = [(i, s) for s in states for i in reversed(range(images.shape[0]))]
     parts = [run.add(requests[:1]), run.add(requests[1:])]
     got = [torch.cat(values) for values in zip(*parts, strict=True)]
@@ -224,7 +224,7 @@ def check_briefly(net: Net, images: Tensor, states: Sequence[State], tol: float)
     with torch.no_grad():
         wanted = [t for t in pytree.tree_leaves(net.model(images)) if isinstance(t, Tensor)]
     for a, b in zip(net.leaves(run.plain), wanted, strict=True):
-        assert gap(a, b) <= tol, f"plain network differs by {gap(a, b):.1e}"
+        assert gap(a, b) <= tol, f"base model differs by {gap(a, b):.1e}"
     pairs = list(enumerate(states))
     got = run.add(pairs)
     floor = [engine.trie_macs([net.found.space.zero, *states[i : i + 1]]) for i in range(images.shape[0])]

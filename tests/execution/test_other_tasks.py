@@ -148,7 +148,7 @@ def test_tokens_come_back_as_tokens_and_as_their_map() -> None:
     better = unstride.enhance(model, IMAGES[:1], task="features")
     plain, out = model(IMAGES)["tokens"], better(IMAGES)["tokens"]
     assert out.shape == plain.shape == (3, 65, 8)
-    torch.testing.assert_close(out[:, :1], plain[:, :1])  # the class token has no place: it is the plain look's
+    torch.testing.assert_close(out[:, :1], plain[:, :1])  # the class token has no place: it is the plain pass's
     maps = better.run(IMAGES).output
     assert maps.shape == (3, 8, 8, 8)
     torch.testing.assert_close(out[:, 1:].transpose(1, 2).reshape(3, 8, 8, 8), maps)

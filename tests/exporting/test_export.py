@@ -130,11 +130,11 @@ def test_a_gated_flip_is_what_it_is_by_hand(tmp_path):
     with torch.no_grad():
         plain, flipped = model(X), model(X.flip(-1))
     best = plain.softmax(1).topk(2).values
-    unsure = best[:, 0] - best[:, 1] < threshold
-    assert 0 < int(unsure.sum()) < len(X)
+    uncertain = best[:, 0] - best[:, 1] < threshold
+    assert 0 < int(uncertain.sum()) < len(X)
     got = run(X)
-    np.testing.assert_allclose(got["output"], torch.where(unsure[:, None], (plain + flipped) / 2, plain), atol=1e-5)
-    np.testing.assert_array_equal(got["pass_count"], 1 + unsure.long())
+    np.testing.assert_allclose(got["output"], torch.where(uncertain[:, None], (plain + flipped) / 2, plain), atol=1e-5)
+    np.testing.assert_array_equal(got["pass_count"], 1 + uncertain.long())
     assert file.outputs == ("output", "confidence", "pass_count", "cost")
 
 

@@ -87,10 +87,10 @@ def test_a_matrix_over_positions_hides_them() -> None:
 
 
 TURNED: dict[str, Join] = {
-    "mirrored": lambda f, c: f + up(c.flip(-1)),
+    "flipped": lambda f, c: f + up(c.flip(-1)),
     "turned": lambda f, c: f + up(c.transpose(2, 3)),
     "in another order": lambda f, c: f + up(c[..., torch.arange(7, -1, -1)]),
-    "first its own mirror image": lambda f, c: f + f.flip(-1) + up(c),
+    "first its own flip": lambda f, c: f + f.flip(-1) + up(c),
 }
 
 

@@ -272,7 +272,7 @@ def test_a_ramp_shows_the_displacement(strides: list[tuple[int, int]]) -> None:
     ],
 )
 def test_an_impulse_moves_against_the_displacement(state: tuple, by: tuple[int, int]) -> None:
-    """State s puts a pixel where the plain network puts the pixel at its place less the displacement."""
+    """State s puts a pixel where the base model puts the pixel at its place less the displacement."""
     net, _ = net_of(Unet())
     state = State(state)
     dy, dx = (int(d) for d in net.found.space.displacement(state))

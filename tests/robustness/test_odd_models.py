@@ -12,13 +12,15 @@ from torch import Tensor, nn
 import unstride
 from unstride.errors import CaptureError, InputError, UnstrideError
 from unstride.graph.capture import capture, gap
+from unstride.windows import SlidingWindow
 
+PAPER: dict[str, Any] = {"recipe": "paper-refined", "task": "classification", "budget": 4}
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
 def wanted() -> Tensor:
-    return unstride.enhance(seeded(SmallNet()), IMAGES[:1], budget=4)(IMAGES)
+    return unstride.enhance(seeded(SmallNet()), IMAGES[:1], **PAPER)(IMAGES)
 
 
 WRAPPED: list[Callable[[nn.Module], nn.Module]] = [
@@ -32,39 +34,45 @@ WRAPPED: list[Callable[[nn.Module], nn.Module]] = [
 
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_wrapped_models_are_what_they_wrap(wrap: Callable[[nn.Module], nn.Module], wanted: Tensor) -> None:
-    better = unstride.enhance(wrap(seeded(SmallNet())), IMAGES[:1], budget=4)
+    better = unstride.enhance(wrap(seeded(SmallNet())), IMAGES[:1], **PAPER)
     torch.testing.assert_close(better(IMAGES), wanted)
 
 
 def test_a_model_that_compiled_itself(wanted: Tensor) -> None:
     model = seeded(SmallNet())
     model.compile()
-    torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], budget=4)(IMAGES), wanted)
+    torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], **PAPER)(IMAGES), wanted)
 
 
-@pytest.mark.parametrize("wrap", [lambda b: b, nn.Sequential, lambda b: unstride.SlidingWindow(b, (32, 32))])
+@pytest.mark.parametrize("wrap", [lambda b: b, nn.Sequential, lambda b: SlidingWindow(b, 32)])
 def test_an_enhanced_model_is_not_enhanced_again(wrap: Any) -> None:
-    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], budget=4)
+    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], **PAPER)
     with pytest.raises(InputError, match="inner module"):
         unstride.enhance(wrap(better), IMAGES[:1])
     with pytest.raises(UnstrideError, match="inner module"):
         unstride.inspect(wrap(better), IMAGES[:1])
 
 
-def test_a_scripted_model_says_what_to_do() -> None:
-    scripted = torch.jit.trace(seeded(SmallNet()), IMAGES[:1])
-    with pytest.raises(UnstrideError, match="script"):
-        unstride.enhance(scripted, IMAGES[:1])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_has_views_and_says_why_it_has_no_states() -> None:
+    model = seeded(SmallNet())
+    scripted = torch.jit.trace(model, IMAGES[:1])
+    flip = unstride.enhance(model, recipe="flip", task="classification")(IMAGES)
+    torch.testing.assert_close(unstride.enhance(scripted, recipe="flip", task="classification")(IMAGES), flip)
+    with pytest.raises(UnstrideError, match="TorchScript"):
+        unstride.enhance(scripted, **PAPER)(IMAGES)
+    with pytest.raises(UnstrideError, match="TorchScript"):
+        unstride.inspect(scripted, IMAGES[:1])
 
 
 def test_a_model_built_in_inference_mode(wanted: Tensor) -> None:
     with torch.inference_mode():
         model = seeded(SmallNet())
-    better = unstride.enhance(model, IMAGES[:1], budget=4)
+    better = unstride.enhance(model, IMAGES[:1], **PAPER)
     torch.testing.assert_close(better(IMAGES), wanted)
     with torch.inference_mode():
         torch.testing.assert_close(better(IMAGES), wanted)
-        torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], budget=4)(IMAGES), wanted)
+        torch.testing.assert_close(unstride.enhance(model, IMAGES[:1], **PAPER)(IMAGES), wanted)
         before = better(IMAGES)
         model.head.weight.mul_(2.0)  # type: ignore[operator, union-attr]
         assert not torch.allclose(better(IMAGES), before)
@@ -73,7 +81,7 @@ def test_a_model_built_in_inference_mode(wanted: Tensor) -> None:
 def test_images_of_inference_mode(wanted: Tensor) -> None:
     with torch.inference_mode():
         images = IMAGES.clone()
-        better = unstride.enhance(seeded(SmallNet()), images[:1], budget=4)
+        better = unstride.enhance(seeded(SmallNet()), images[:1], **PAPER)
         torch.testing.assert_close(better(images), wanted)
     torch.testing.assert_close(better(IMAGES), wanted)
 
@@ -99,7 +107,7 @@ class Beside(nn.Module):
         }
 
 
-@pytest.mark.parametrize("options", [{"budget": 4}, {"recipe": "flip"}, {"budget": 4, "execution": "frozen"}], ids=str)
+@pytest.mark.parametrize("options", [PAPER, {"recipe": "flip"}, {**PAPER, "execution": "frozen"}], ids=str)
 def test_outputs_beside_the_logits(options: dict[str, Any]) -> None:
     model = seeded(Beside())
     images = torch.cat([IMAGES, IMAGES])
@@ -115,14 +123,48 @@ def test_outputs_beside_the_logits(options: dict[str, Any]) -> None:
     assert got["score"].shape == (4,)
 
 
-def test_a_number_for_the_whole_batch_is_refused() -> None:
-    class Loss(SmallNet):
-        def forward(self, x: Tensor) -> Any:
-            y = super().forward(x)
-            return y, y.square().mean()
+class Loss(SmallNet):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y, y.square().mean()
 
+
+class Sizes(SmallNet):
+    def forward(self, x: Tensor) -> Any:
+        return {"y": super().forward(x), "count": x.shape[0], "wide": x.shape[-1] * 2, "scale": 0.5}
+
+
+class Branches(SmallNet):
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return torch.cond(y.sum() > 0, lambda a: a * 2, lambda a: a * 3, (y,))
+
+
+def test_a_number_for_the_whole_batch_is_the_base_models() -> None:
+    model = seeded(Loss())
+    better = unstride.enhance(model, recipe="flip", task="classification")
+    assert torch.equal(better(IMAGES)[1], model(IMAGES)[1])
     with pytest.raises(CaptureError, match="single number"):
-        unstride.enhance(seeded(Loss()), IMAGES[:1])
+        unstride.enhance(model, **PAPER)(IMAGES)
+
+
+@pytest.mark.parametrize("options", [PAPER, {"recipe": "flip", "task": "classification"}], ids=str)
+def test_numbers_that_are_no_tensors_stay_what_they_are(options: dict[str, Any]) -> None:
+    got = unstride.enhance(seeded(Sizes()), **options)(IMAGES)
+    assert {k: v for k, v in got.items() if k != "y"} == {"count": 2, "wide": 128, "scale": 0.5}
+    assert torch.equal(got["y"], unstride.enhance(seeded(SmallNet()), **options)(IMAGES))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_chooses_branches_has_views_and_says_why_it_has_no_states() -> None:
+    model = seeded(Branches())
+    better = unstride.enhance(model, recipe="flip", task="classification")
+    with torch.no_grad():
+        expected = (model(IMAGES) + model(IMAGES.flip(-1))) / 2
+    better.explain(IMAGES)  # counts the work, after which the branches still run
+    torch.testing.assert_close(better(IMAGES), expected)
+    with pytest.raises(CaptureError, match=r"branch.*recipe='flip'"):
+        unstride.enhance(model, **PAPER)(IMAGES)
 
 
 class Loud(SmallNet):
@@ -137,9 +179,9 @@ def test_scores_that_overflow_are_answered_so() -> None:
     with torch.no_grad():
         plain = model(IMAGES)
     assert not plain.isfinite().any()
-    better = unstride.enhance(model, IMAGES[:1], budget=4)
+    better = unstride.enhance(model, IMAGES[:1], **PAPER)
     assert not better(IMAGES).isfinite().any()
-    assert torch.equal(better.with_options(budget=1)(IMAGES), plain)
+    assert torch.equal(better.replace("plain")(IMAGES), plain)
 
 
 def test_the_gap_by_hand() -> None:
@@ -163,7 +205,7 @@ def test_a_random_model_is_still_refused() -> None:
 
 @pytest.mark.parametrize("example", [float("nan"), float("inf"), 0.0])
 def test_what_an_example_shows_does_not_matter(example: float, wanted: Tensor) -> None:
-    better = unstride.enhance(seeded(SmallNet()), torch.full((1, 3, 64, 64), example), budget=4)
+    better = unstride.enhance(seeded(SmallNet()), torch.full((1, 3, 64, 64), example), **PAPER)
     torch.testing.assert_close(better(IMAGES), wanted)
 
 
@@ -178,7 +220,9 @@ class Even(SmallUnet):
 
 
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("options", [{"budget": 1}, {"budget": 4}, {"recipe": "flip"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"recipe": "paper", "budget": 1}, {"recipe": "paper", "budget": 4}, {"recipe": "flip"}], ids=str
+)
 def test_odd_sizes_are_padded_at_every_budget(options: dict[str, Any], train: bool) -> None:
     model = seeded(Even()).train(train)
     better = unstride.enhance(model, torch.zeros(1, 3, 64, 64), task="segmentation", **options)
@@ -187,10 +231,10 @@ def test_odd_sizes_are_padded_at_every_budget(options: dict[str, Any], train: bo
     assert shapes == {"out": (2, 3, 45, 50), "tags": (2, 3), "mask": (2, 45, 50), "names": (50, 50)}
     got = better(images)["out"]
     padded = F.pad(images, (0, 14, 0, 19), mode="replicate")
-    if "recipe" not in options:  # a mirrored image has its padding on the other side
+    if options["recipe"] != "flip":  # a flipped image has its padding on the other side
         torch.testing.assert_close(got, better(padded)["out"][..., :45, :50], atol=1e-5, rtol=1e-4)
     for p in better.explain(images):
-        assert p.logits.shape == (3, 45, 50)
+        assert p.output.shape == (3, 45, 50)
 
 
 def test_a_size_that_padding_cannot_save() -> None:
@@ -200,18 +244,7 @@ def test_a_size_that_padding_cannot_save() -> None:
                 raise ValueError("only 64")
             return super().forward(x)
 
-    better = unstride.enhance(seeded(Never()), IMAGES[:1], task="segmentation", budget=4)
-    for asked in (better, better.with_options(budget=1)):
+    better = unstride.enhance(seeded(Never()), IMAGES[:1], **{**PAPER, "task": "segmentation"})
+    for asked in (better, better.replace(budget=1)):
         with pytest.raises(InputError, match="padding to 64x96 did not help"):
             asked(torch.zeros(1, 3, 64, 65))
-
-
-def test_a_fixed_module_returns_them_too() -> None:
-    model = seeded(Beside())
-    states = [[0, 0, 0, 1], [0, 0, 1, 0]]
-    got = unstride.fixed(model, IMAGES, states, recipe="paper")(IMAGES)
-    with torch.no_grad():
-        plain = model(IMAGES)
-    assert list(got) == list(plain)
-    for name in ("scale", "buffer", "names", "rows"):
-        assert torch.equal(got[name], plain[name]), name

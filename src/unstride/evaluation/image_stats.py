@@ -19,7 +19,7 @@ from unstride.evaluation.metrics import Array
 from unstride.execution.prediction import at_size
 from unstride.tasks.tasks import two_class
 
-NEAREST = 5  # neighbours that are looked at
+NEAREST = 5  # neighbours that count
 
 Stats = dict[str, Tensor]
 

@@ -20,7 +20,7 @@ Place = tuple[tuple[str, ...], str, str]  # row, group and column of a value
 
 
 @dataclass(frozen=True)
-class Grid:
+class ExhibitTable:
     """A table with grouped columns: (group, column) in order, and for each row its labels and texts."""
 
     labels: list[str]
@@ -91,7 +91,7 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
 
 
 # ---------------------------------------------------------------- texts
-def grid_of(result: Reproduction) -> Grid:
+def grid_of(result: Reproduction) -> ExhibitTable:
     """The values in rows and grouped columns."""
     values = {(v.row, v.group, v.column): v for v in result.values}
     columns = list(dict.fromkeys((group, column) for _, group, column in values))
@@ -102,7 +102,7 @@ def grid_of(result: Reproduction) -> Grid:
     for row in dict.fromkeys(v.row for v in result.values):
         places = [(row, group, column) for group, column in columns]
         rows.append((row, [(_cell(values.get(place)), place in bold) for place in places]))
-    return Grid(_labels(result), columns, rows)
+    return ExhibitTable(_labels(result), columns, rows)
 
 
 def best(result: Reproduction) -> set[Place]:

@@ -32,7 +32,7 @@ from unstride.tuning import pixels
 from unstride.tuning.candidates import Groups, PassGroup
 from unstride.tuning.passes import PassRunner, Values
 from unstride.tuning.pixels import MapPixels
-from unstride.tuning.reading import Batch, ImageReader
+from unstride.tuning.reading import Batch, LabelledReader
 from unstride.views.source import Source
 
 
@@ -176,7 +176,7 @@ def gather_pool(
     passes = sum(len(keys) * (1 if g.states is None else g.states.count) for g, keys in missing.items())
     if show and us.leads and store.folder is not None:
         tell_reused(len(store.keys) - len(todo), len(store.keys), store.folder)
-    reader = ImageReader(store.data, store.pipeline.better, batch_size)
+    reader = LabelledReader(store.data, store.pipeline.better, batch_size)
     mine = todo[us.rank :: us.size]
     with show_progress("passes", len(mine), show and us.leads and bool(mine)) as advance:
         start, first = time.perf_counter(), True

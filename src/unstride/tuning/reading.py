@@ -29,7 +29,7 @@ Batch = tuple[list[int], Source, list[Any]]  # their numbers, the images, their 
 
 
 @dataclass(frozen=True, eq=False)
-class ImageReader:
+class LabelledReader:
     """Reads labelled images. Those that cannot be read are left out with a warning."""
 
     data: Data

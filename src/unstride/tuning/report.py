@@ -1,4 +1,4 @@
-"""A tuned recipe as a page, and as a picture: gain against cost beside everything people do instead."""
+"""A tuned recipe as a page, and as a plot: gain against cost beside everything people do instead."""
 
 from __future__ import annotations
 

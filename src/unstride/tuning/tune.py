@@ -31,7 +31,7 @@ from unstride.tuning.evidence import Baseline, Evidence, short_names
 from unstride.tuning.objectives import OBJECTIVES, Outcomes
 from unstride.tuning.passes import PassRunner, usable_groups
 from unstride.tuning.pool import Pool, PoolStore, gather_pool
-from unstride.tuning.reading import ImageReader, pil_pairs
+from unstride.tuning.reading import LabelledReader, pil_pairs
 from unstride.tuning.result import Tuned
 from unstride.tuning.unlabelled import GatesOnly, set_gates, without_labels
 from unstride.views.source import Canvas, PILImages, Source
@@ -154,7 +154,7 @@ def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
 def usable_passes(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
     """The groups of passes that the networks take, and what is left out."""
     better = pipeline.better
-    _, source, _ = next(ImageReader(data, better, 1).batches(range(len(data))))
+    _, source, _ = next(LabelledReader(data, better, 1).batches(range(len(data))))
     names = ["base", *list(pipeline.networks)[1:]]
     prepared = {name: better.networks[name].preprocess or better.preprocess for name in names}
     margins = {name: _margin(source, prepared[name]) for name in names}
@@ -260,6 +260,6 @@ class _Tuning:
     def _time(self, recipe: Recipe) -> TimeRatio:
         data, better = self.evidence.data, self.evidence.pipeline.better
         size = 1 if TASKS[recipe.task].maps else TIMED_IMAGES
-        _, source, _ = next(ImageReader(data, better, size).batches(range(min(len(data), size))))
+        _, source, _ = next(LabelledReader(data, better, size).batches(range(min(len(data), size))))
         plain = Recipe(task=recipe.task)
         return time_ratio(better.replace(recipe), better.replace(plain), source)
