@@ -3,11 +3,11 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from unstride.evaluation.benching import peak_bytes
-from unstride.procedure.aggregate import PIECE, entropy, in_pieces
 
+from unstride.evaluation.timing import peak_bytes
 from unstride.geometry.positions import compacted
 from unstride.graph.capture import capture
+from unstride.tasks.tasks import PIECE, entropy, in_pieces
 
 
 class Wide(nn.Module):

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from procedure_nets import SmallNet, SmallSegmenter, seeded
 from torch import Tensor, nn
-from unstride.procedure.aggregate import agreement, entropy, sure_weight, top_class
 
 import unstride
+from unstride.method.aggregate import entropy_weight
+from unstride.tasks.tasks import agreement, entropy, top_class
 
 BAD = [math.nan, math.inf, -math.inf]
 WAYS: list[Any] = ["auto", "frozen", pytest.param("compile", marks=pytest.mark.slow)]
@@ -49,6 +50,10 @@ def blocks(act: Callable[[Tensor], Tensor]) -> Blocks:
     return Blocks(act).eval()
 
 
+def refined(model: nn.Module, x: Tensor, budget: int = 4, **options: Any) -> unstride.Enhanced:
+    return unstride.enhance(model, x[:1], recipe="paper-refined", task="classification", budget=budget, **options)
+
+
 ACTS = [F.relu, F.relu6, F.silu, F.hardswish, F.gelu]
 
 
@@ -57,13 +62,13 @@ ACTS = [F.relu, F.relu6, F.silu, F.hardswish, F.gelu]
 @pytest.mark.parametrize("act", ACTS, ids=lambda f: f.__name__)
 def test_a_bad_pixel_is_seen_in_the_answer(act: Callable[[Tensor], Tensor], way: Any, bad: float) -> None:
     model, x = blocks(act), images(bad)
-    better = unstride.enhance(model, x[:1], budget=4, execution=way)
+    better = refined(model, x, execution=way)
     with torch.no_grad():
         plain = model(x).isfinite()
     for budget in (1, 2, 4):
-        got = better.with_options(budget=budget)(x)
+        got = better.replace(budget=budget)(x)
         assert torch.equal(got.isfinite(), plain), budget
-        alone = better.with_options(budget=budget)(x[[0, 2]])
+        alone = better.replace(budget=budget)(x[[0, 2]])
         torch.testing.assert_close(got[[0, 2]], alone, atol=1e-5, rtol=1e-4)
     assert plain[[0, 2]].all()
     if math.isnan(bad):
@@ -73,11 +78,11 @@ def test_a_bad_pixel_is_seen_in_the_answer(act: Callable[[Tensor], Tensor], way:
 @pytest.mark.parametrize("way", ["auto", "frozen"])
 def test_statistics_and_weights_that_are_not_numbers(way: str) -> None:
     model, x = blocks(F.relu), images(0.0)
-    better = unstride.enhance(model, x[:1], budget=4, execution=way)
+    better = refined(model, x, execution=way)
     model.norm.running_mean[3] = math.nan  # type: ignore[index]
     better.refresh()  # which live weights do not need
     assert not better(x).isfinite().any()
-    assert not unstride.enhance(model, x[:1], budget=4, execution=way)(x).isfinite().any()
+    assert not refined(model, x, execution=way)(x).isfinite().any()
 
 
 @pytest.mark.parametrize("way", ["auto", "frozen"])
@@ -90,7 +95,7 @@ def test_a_network_that_overflows_inside(way: str) -> None:
     x = images(0.0)
     with torch.no_grad():
         assert not model(x).isfinite().any()
-    better = unstride.enhance(model, x[:1], budget=4, execution=way)
+    better = refined(model, x, execution=way)
     assert not better(x).isfinite().any()
 
 
@@ -113,8 +118,8 @@ def test_zero_taps_make_no_nan_of_what_they_do_not_read(act: Any, bad: float) ->
     x[0, :, 40, 40] = bad
     states = [[0, 0], [0, 1], [0, 3], [1, 2]]
     for s in states:
-        options: dict[str, Any] = {"task": "segmentation", "recipe": "paper", "states": [s], "aggregate": "mean"}
-        packed, literal = (unstride.enhance(model, x, execution=way, **options)(x) for way in ("frozen", "auto"))
+        recipe = unstride.Recipe((unstride.Stage(states=[s]),), "segmentation")
+        packed, literal = (unstride.enhance(model, x, recipe=recipe, execution=way)(x) for way in ("frozen", "auto"))
         assert torch.equal(packed.isfinite(), literal.isfinite())
         good = literal.isfinite()
         torch.testing.assert_close(packed[good], literal[good], atol=1e-4, rtol=1e-4)
@@ -137,26 +142,24 @@ def test_a_bad_pixel_in_a_map_stays_where_it_is(way: str, options: dict[str, Any
 
 @pytest.mark.parametrize("recipe", ["default", "flip"])
 @pytest.mark.parametrize("bad", BAD)
-def test_looks_keep_what_is_not_finite(recipe: str, bad: float) -> None:
+def test_views_keep_what_is_not_finite(recipe: str, bad: float) -> None:
     model, x = blocks(F.relu), images(bad)
-    better = unstride.enhance(model, x[:1], recipe=recipe)
-    if any(s.gate is not None and s.gate.below is None for s in better.recipe.stages):
-        better.calibrate(x[[0, 2]])
-    got = better(x)
+    got = unstride.enhance(model, recipe=recipe)(x)
     assert not got[1].isfinite().all()
     assert got[[0, 2]].isfinite().all()
 
 
-def test_what_is_told_of_it_is_not_finite_either() -> None:
+@pytest.mark.parametrize(
+    "until", [None, unstride.Gate("agreement", below=0.0), unstride.Gate("probability", below=0.0)]
+)
+def test_what_is_said_of_it_is_not_finite_either(until: unstride.Gate | None) -> None:
     model, x = blocks(F.relu), images(math.nan)
-    better = unstride.enhance(model, x[:1], budget=6)
-    for options in ({}, {"stop": unstride.Agreement(share=0.0, states=2)}, {"stop": unstride.Confident(0.0)}):
-        good, told = better.with_options(**options).explain(x)[:2]
-        assert math.isfinite(good.agreement) and good.spread.isfinite().all()
-        assert math.isnan(told.agreement) and told.spread.isnan().all()
-        assert all(math.isnan(v.weight) for v in told.states)
-        assert told.stopped == "budget"  # no rule may call it sure
-        repr(told)
+    good, bad = refined(model, x, 6, until=until).explain(x)[:2]
+    assert math.isfinite(good.agreement) and good.spread.isfinite().all() and good.problem is None
+    assert math.isnan(bad.agreement) and bad.spread.isnan().all()
+    assert all(math.isnan(p.weight) for p in bad.passes)
+    assert bad.stopped == "budget" and "not finite" in str(bad.problem)  # no rule may call it certain
+    repr(bad)
 
 
 def test_a_class_that_is_ruled_out_rules_out_nothing_else() -> None:
@@ -167,7 +170,7 @@ def test_a_class_that_is_ruled_out_rules_out_nothing_else() -> None:
             return torch.cat([super().forward(x), x.new_full((len(x), 1), -math.inf)], 1)
 
     model, x = seeded(Ruled()), torch.randn(2, 3, 64, 64)
-    got = unstride.enhance(model, x[:1], budget=5)(x)
+    got = refined(model, x, 5)(x)
     assert got[:, :-1].isfinite().all() and (got[:, -1] == -math.inf).all()
 
 
@@ -188,6 +191,6 @@ def test_a_network_that_knows_nothing_is_not_blown_up(level: float) -> None:
         model.cls.weight.zero_()  # type: ignore[union-attr]
         model.cls.bias.fill_(level)  # type: ignore[union-attr]
     for options in ({"budget": 5}, {"budget": 5, "align": "stitch"}):
-        got = unstride.enhance(model, x, task="segmentation", recipe="paper", **options)(x)  # type: ignore[arg-type]
+        got = unstride.enhance(model, x, task="segmentation", recipe="paper-refined", **options)(x)  # type: ignore[arg-type]
         torch.testing.assert_close(got, torch.full_like(got, level), atol=1e-4, rtol=1e-4)
-    assert (sure_weight(torch.full((1, 7, 2), level)) > 0).all()
+    assert (entropy_weight(torch.full((1, 7, 2), level)) > 0).all()

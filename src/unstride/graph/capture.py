@@ -62,7 +62,7 @@ class Graph:
                 found.add(n)
         return frozenset(found)
 
-    @property
+    @functools.cached_property
     def leaf_nodes(self) -> list[Node]:
         """The tensors among the output leaves."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Node)]
@@ -75,11 +75,15 @@ class Graph:
         given = {n: images if n is self.image else self.constants[n.name] for n in wanted if n.op == "placeholder"}
         return {**found, **given}
 
+    @functools.cached_property
+    def constant_leaves(self) -> list[Node]:
+        """The output leaves that no image has to do with: a temperature, a table."""
+        return [n for n in self.leaf_nodes if n not in self.from_image]
+
     def constant_outputs(self, count: int) -> dict[Node, Any]:
-        """The output leaves that no image has to do with (a temperature, a table), for a batch of so many."""
-        leaves = [n for n in self.leaf_nodes if n not in self.from_image]
+        """The values of these leaves for a batch of so many."""
         images = torch.zeros((), dtype=self.dtype, device=self.device).expand(count, self.channels, *self.size)
-        return self.outputs(images, ancestors(leaves)) if leaves else {}
+        return self.outputs(images, ancestors(self.constant_leaves))
 
     def index(self, leaf: Node) -> int:
         """Which of the output leaves a node is."""
@@ -278,6 +282,8 @@ def _graph(
     leaves = tuple(o for o, kind in zip(outputs, kinds, strict=True) if kind == "USER_OUTPUT")
     out_spec: Any = program.call_spec.out_spec
     for n in fx.nodes:
+        if n.op == "get_attr":
+            raise CaptureError(f"{n.name}: the model chooses a branch while it runs (torch.cond). {WITHOUT_STATES}")
         if free_unbacked_symbols(n.meta.get("val")):
             raise CaptureError(
                 f"the size of {n.name} depends on pixel values: states of such a model cannot be compared. "
@@ -334,11 +340,12 @@ def _verify(graph: Graph, pair: Tensor, expected: Any) -> None:
 
     The last: what goes on from image to image (a running sum over the batch) leaves the first one as it is.
     """
-    wanted = [leaf for leaf in pytree.tree_leaves(expected) if isinstance(leaf, Tensor)]
+    both = zip(graph.leaves, pytree.tree_leaves(expected), strict=True)
+    wanted = [(n, leaf) for n, leaf in both if isinstance(n, Node) and isinstance(leaf, Tensor)]
     # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
     for count, slack in ((2, 1), (1, 50)):
         found = graph.outputs(pair[-count:])
-        for n, reference in zip(graph.leaf_nodes, wanted, strict=True):
+        for n, reference in wanted:
             pairs = [(found[n], reference)] if count == 2 else []
             if n in graph.from_image:
                 pairs = list(zip(_rows(found[n], count), _rows(reference, 2)[-count:], strict=True))
