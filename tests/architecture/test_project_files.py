@@ -32,9 +32,11 @@ def test_one_version_everywhere():
 def test_the_paper_is_cited():
     citation = yaml.safe_load(read("CITATION.cff"))
     assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format wants
-    (paper,) = citation["references"]
-    assert {"type", "title", "authors"} <= set(paper)
+    paper = citation["preferred-citation"]
     assert paper["title"] in " ".join(read("README.md").split())
+    for author in paper["authors"]:
+        assert f"{author['given-names']} {author['family-names']}" in read("README.md")
+    assert paper["year"] == 2024 and "ECCV" in paper["collection-title"]
 
 
 def test_the_workflow_runs_the_two_commands_of_the_readme():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -94,10 +95,13 @@ class CommandGroup(TyperGroup):
 
 
 def _command(name: str) -> Any:
-    """The command that a module of this package registers."""
+    """The command that a module of this package registers. Its help wraps at the terminal's width, not at the source's."""
     own = typer.Typer()
     importlib.import_module(f"unstride.cli.{name}").register(own)
-    return get_command_from_info(own.registered_commands[0], pretty_exceptions_short=True, rich_markup_mode="rich")
+    info = own.registered_commands[0]
+    paragraphs = inspect.cleandoc(info.callback.__doc__ or "").split("\n\n")
+    info.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+    return get_command_from_info(info, pretty_exceptions_short=True, rich_markup_mode="rich")
 
 
 def _os_error(error: OSError) -> str:
@@ -131,6 +135,7 @@ app = typer.Typer(
     name="unstride",
     cls=CommandGroup,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     help="Make a frozen PyTorch vision model more accurate at test time: test-time augmentation, cascades of networks, "
     "and the states of its strided layers, chosen on your data.",

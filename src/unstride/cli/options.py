@@ -34,7 +34,8 @@ ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and
 
 # ---------------------------------------------------------------- the data
 _DATA = typer.Option(
-    help="KIND:PATH, with imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
+    metavar="KIND:PATH",
+    help="KIND is imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
     "masks, depth, labels, values or pairs; or sample, sample-segmentation."
 )
 Data = Annotated[str, _DATA]
@@ -45,7 +46,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, max=100_000, help="Images 
 
 # ---------------------------------------------------------------- the recipe
 Budgets = Annotated[str | None, typer.Option(help="Budgets of the recipe's Search, in states per image, such as 4,10.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of every random draw.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of every random draw.")]
 
 # ---------------------------------------------------------------- the machine
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU if there is one.")]
