@@ -95,7 +95,7 @@ class CommandGroup(TyperGroup):
 
 
 def _command(name: str) -> Any:
-    """The command that a module of this package registers. Its help wraps at the terminal's width, not at the source's."""
+    """The command that a module of this package registers; its help wraps at the width of the terminal."""
     own = typer.Typer()
     importlib.import_module(f"unstride.cli.{name}").register(own)
     info = own.registered_commands[0]

@@ -36,7 +36,7 @@ ImageSize = Annotated[int | None, typer.Option(min=1, max=4096, help="Height and
 _DATA = typer.Option(
     metavar="KIND:PATH",
     help="KIND is imagenet, flowers102, cifar10, cifar100, folder, csv, npz, hf, cityscapes, ade20k, "
-    "masks, depth, labels, values or pairs; or sample, sample-segmentation."
+    "masks, depth, labels, values or pairs; or sample, sample-segmentation.",
 )
 Data = Annotated[str, _DATA]
 DataOrNone = Annotated[str | None, _DATA]
