@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import unstride
 from unstride.graph.evaluation import evaluating, evaluation_copy
 
+PAPER: dict[str, Any] = {"recipe": "paper-refined", "task": "classification"}
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -94,9 +95,9 @@ def test_a_model_in_training_mode_answers_as_in_evaluation(budget: int) -> None:
     plain.load_state_dict(model.state_dict())
     plain.listed[1].eval()
     with torch.no_grad():
-        wanted = unstride.enhance(plain, IMAGES[:1], budget=budget)(IMAGES)
+        wanted = unstride.enhance(plain, IMAGES[:1], **PAPER, budget=budget)(IMAGES)
     with innocent(model):
-        better = unstride.enhance(model, IMAGES[:1], budget=budget)
+        better = unstride.enhance(model, IMAGES[:1], **PAPER, budget=budget)
         for got in at_once(4, lambda i: [better(IMAGES) for _ in range(5)]):
             for one in got:
                 torch.testing.assert_close(one, wanted)
@@ -110,7 +111,9 @@ def test_threads_that_capture_at_once_leave_no_trace(capfd: pytest.CaptureFixtur
     def prepare(i: int) -> str:
         size = 32 + 8 * (i % 3)
         try:
-            unstride.enhance(seeded(Refused() if i % 2 else SmallNet()), torch.randn(1, 3, size, size), budget=3)
+            unstride.enhance(
+                seeded(Refused() if i % 2 else SmallNet()), torch.randn(1, 3, size, size), **PAPER, budget=3
+            )
         except unstride.errors.CaptureError as error:
             return f"refused: {error}"
         return "ready"
@@ -148,7 +151,7 @@ def test_other_threads_are_heard_while_one_captures(monkeypatch: pytest.MonkeyPa
     speaker = threading.Thread(target=speak)
     speaker.start()
     try:
-        unstride.enhance(seeded(SmallNet()), IMAGES[:1], budget=3)
+        unstride.enhance(seeded(SmallNet()), IMAGES[:1], **PAPER, budget=3)
     finally:
         stop.set()
         speaker.join()
@@ -158,14 +161,14 @@ def test_other_threads_are_heard_while_one_captures(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_size_is_captured_once_and_many_sizes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unstride.procedure import plans
+    from unstride.execution import captures as plans
 
     made: list[int] = []
     real = plans.capture
     monkeypatch.setattr(plans, "capture", lambda m, x: made.append(x.shape[-1]) or real(m, x))
-    better = unstride.enhance(seeded(SmallNet()), torch.randn(1, 3, 32, 32), budget=3)
+    better = unstride.enhance(seeded(SmallNet()), torch.randn(1, 3, 32, 32), **PAPER, budget=3)
     images = [torch.randn(1, 3, 32 + 8 * (i % 3), 32) for i in range(9)]
-    alone = [unstride.enhance(better.model, x, budget=3)(x) for x in images]
+    alone = [unstride.enhance(better.model, x, **PAPER, budget=3)(x) for x in images]
     made.clear()
     for got, wanted in zip(at_once(9, lambda i: better(images[i])), alone, strict=True):
         torch.testing.assert_close(got, wanted)
@@ -187,10 +190,10 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("net", [SmallNet, Tokens])
-@pytest.mark.parametrize("options", [{}, {"aggregate": "attention", "criterion": "learned"}], ids=["plain", "learned"])
-def test_one_enhanced_model_in_many_threads(net: type[nn.Module], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("recipe", ["paper", "paper-refined", "default"])
+def test_one_enhanced_model_in_many_threads(net: type[nn.Module], recipe: str) -> None:
     torch.manual_seed(0)
-    better = unstride.enhance(net().eval(), IMAGES[:1], budget=6, **options)
+    better = unstride.enhance(net().eval(), IMAGES[:1], recipe=recipe, task="classification")
     images = [torch.randn(1 + i % 2, 3, 32, 32) for i in range(6)]
     wanted = [better(x) for x in images]
     for _ in range(5):
@@ -215,7 +218,7 @@ def test_a_model_that_is_used_while_it_is_captured() -> None:
     user.start()
     try:
         for size in (32, 40, 48):
-            unstride.enhance(model, torch.randn(1, 3, size, size), budget=3)
+            unstride.enhance(model, torch.randn(1, 3, size, size), **PAPER, budget=3)
     finally:
         stop.set()
         user.join()
@@ -237,7 +240,7 @@ def test_an_evaluation_copy_shares_weights_and_nothing_else() -> None:
 
 def test_an_answer_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch says of all threads that they export when one does."""
-    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], recipe="paper", budget=3)
+    better = unstride.enhance(seeded(SmallNet()), IMAGES[:1], **PAPER, budget=3)
     wanted = better(IMAGES)
     inside, done = threading.Event(), threading.Event()
     export = torch.export.export
@@ -257,7 +260,7 @@ def test_an_answer_while_another_thread_captures(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(torch.export, "export", slow)
     with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(unstride.enhance, seeded(SmallNet()), IMAGES[:1])
+        other = pool.submit(unstride.enhance, seeded(SmallNet()), IMAGES[:1], **PAPER)
         assert inside.wait(60)
         try:
             assert torch.compiler.is_exporting()

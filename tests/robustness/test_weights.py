@@ -4,31 +4,24 @@ import inspect
 import io
 import json
 import pickle
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
-from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
-from unstride.evaluation.words import untrained
 
 import unstride
 from unstride import data, models
 from unstride.cli import app
 from unstride.errors import ArtefactError, DataError, SpecError, UnstrideWarning
 from unstride.models import LoadedModel, load, read_weights
-from unstride.studio import Studio
 from unstride.views.images import Preprocess
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "evaluation"))
-import tiny
-
-TINY = str(Path(tiny.__file__))
 NET = "torchvision:squeezenet1_1"
 
 
@@ -52,9 +45,9 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_pretrained_everywhere_and_random_only_if_asked() -> None:
-    for function in (models.load, unstride.evaluate, Studio.__init__):
+    for function in (models.load, unstride.evaluate, unstride.predict, unstride.tune, unstride.fit):
         assert inspect.signature(function).parameters["weights"].default == "default", function
-    for command in ("evaluate", "predict", "fit", "studio"):
+    for command in ("evaluate", "predict", "fit", "studio", "tune"):
         shown = run(command, "--help").stdout
         assert "default (pretrained), random" in " ".join(shown.replace("│", " ").split()), command
 
@@ -82,34 +75,14 @@ def test_a_pretrained_encoder_with_a_random_decoder_is_called_random(monkeypatch
     assert "decoder" in loaded.weights
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> str:
-    x = np.random.default_rng(0).integers(0, 256, (24, 64, 64, 3), dtype=np.uint8)
-    np.savez(tmp_path / "d.npz", x=x, y=np.arange(24) % 10)
-    return f"npz:{tmp_path / 'd.npz'}"
-
-
-def test_accuracy_of_random_weights_says_so_in_the_same_line(
-    photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accuracy_of_random_weights_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ("evaluate", NET, "--weights", "random", "--data", photos, "--budget", "2", "--limit", 4)
-    result = run(*asked, "--report", "page.html")
-    rows = [json.loads(line) for line in next(tmp_path.glob("runs/*/rows.jsonl")).read_text().splitlines()]
-    assert {row["weights"] for row in rows} == {"random"}
-    figures = {f"{row['metrics']['top1'] * 100:.2f}" for row in rows} | {"points of top-1"}
-    lines = [line for line in result.stdout.splitlines() if any(figure in line for figure in figures)]
-    assert len(lines) >= 3
-    assert all("random weights" in line for line in lines), lines
+    options = ("evaluate", NET, "--weights", "random", "--data", tiny.npz(tmp_path, 24, 64), "--limit", 4)
+    assert "random weights" in run(*options, "--recipe", "plain").stderr
+    result = run(*options, "--recipe", "flip", "--report", "page.html", "--json")
     assert "random weights" in result.stderr
-    assert "recommended: nothing" in result.stdout
-    assert (tmp_path / "page.html").read_text("utf-8").count("random weights") >= 4
-
-
-def test_rows_of_trained_weights_say_nothing_of_the_kind() -> None:
-    rows = unstride.evaluate("sample", "sample", (1,), limit=20)
-    assert untrained(rows[0]) == ""
-    assert rows[0].metrics["chance"] == pytest.approx(0.1)
+    assert {row["provenance"]["weights"] for row in json.loads(result.stdout)["rows"]} == {"random"}
+    assert "random" in (tmp_path / "page.html").read_text("utf-8")
 
 
 # ------------------------------------------------------------------------------------------------------ at chance
@@ -131,46 +104,31 @@ def shuffled(order: list[int]) -> LoadedModel:
     return LoadedModel("moved", Moved().eval(), loaded.preprocess, "classification")
 
 
-def test_plain_accuracy_at_chance_says_what_is_usually_wrong() -> None:
-    order = [(k + 1) % 10 for k in range(10)]
-    with pytest.warns(UnstrideWarning, match=r"than guessing \(10\.00 %, give or take.*order.*BGR.*random"):
-        rows = unstride.evaluate(shuffled(order), "sample", (1,), limit=200)
-    assert rows[0].quality < 0.15
+def measured(model: Any, limit: int) -> float:
+    return unstride.evaluate(model, "sample", recipe="plain", limit=limit, progress=False)[0].value
+
+
+def test_accuracy_at_chance_says_what_is_usually_wrong() -> None:
+    with pytest.warns(UnstrideWarning, match=r"no better than guessing \(10\.00 %\).*order.*BGR"):
+        assert measured(shuffled([(k + 1) % 10 for k in range(10)]), 200) < 0.15
 
 
 def test_names_in_another_order_are_put_right_instead() -> None:
     order = [(k + 1) % 10 for k in range(10)]
     moved, own = shuffled(order), models.load("sample")
     named = LoadedModel("moved", moved.model, moved.preprocess, "classification", tuple(own.classes[k] for k in order))
-    right = unstride.evaluate(own, "sample", (1,), limit=100)[0].quality
-    assert unstride.evaluate(named, "sample", (1,), limit=100)[0].quality == right > 0.8
+    assert measured(named, 100) == measured(own, 100) > 0.8
 
 
 def test_a_good_accuracy_is_not_doubted(recwarn: pytest.WarningsRecorder) -> None:
-    unstride.evaluate("sample", "sample", (1,), limit=40)
+    measured("sample", 40)
     assert not [w for w in recwarn if issubclass(w.category, UnstrideWarning)]
-
-
-def test_a_segmenter_that_is_wrong_everywhere_is_doubted() -> None:
-    own = models.load("sample-segmentation")
-
-    class Blind(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = own.model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.body(x).roll(1, 1)
-
-    with pytest.warns(UnstrideWarning, match="plain mIoU is .*no better than guessing"):
-        unstride.evaluate(LoadedModel("blind", Blind().eval(), own.preprocess, "segmentation"), "sample-segmentation", (1,),
-                          limit=4)  # fmt: skip
 
 
 def test_names_that_are_not_as_many_as_scores_are_refused() -> None:
     loaded = LoadedModel("mine", tiny.net(), tiny.PREPROCESS, "classification", ("a", "b", "c"))
-    with pytest.raises(SpecError, match="3 class names, but tells 6 classes apart"):
-        unstride.evaluate(loaded, "sample", (1,))
+    with pytest.raises(SpecError, match="3 class names, but 6 classes"):
+        measured(loaded, 8)
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -285,49 +243,3 @@ def test_weights_that_are_a_folder_or_the_old_word(tmp_path: Path, spec: str) ->
         load(spec, weights=tmp_path)
     with pytest.raises(SpecError, match="wanted default, random or the path"):
         load(NET, weights="none")
-
-
-# ------------------------------------------------------------------------------------------------------ same models
-
-SOURCE = """
-import torch
-from torch import nn
-import unstride
-from unstride.models import LoadedModel, Preprocess
-
-NAMES = ("a", "b", "c", "d")
-
-def body():
-    return nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU(),
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
-
-def plain():
-    return body(), Preprocess(32, 32)
-
-def named():
-    return LoadedModel("x", body(), Preprocess(32, 32), "classification", NAMES)
-
-def double():
-    return LoadedModel("x", body().double(), Preprocess(32, 32))
-
-def training():
-    return LoadedModel("x", body().train(), Preprocess(32, 32))
-
-def enhanced():
-    return LoadedModel("x", unstride.enhance(body(), torch.zeros(1, 3, 32, 32), 3, aggregate="mean"), Preprocess(32, 32))
-"""
-
-
-@pytest.mark.parametrize("name", ["plain", "named", "double", "training", "enhanced"])
-def test_predict_and_evaluate_take_the_same_models(tmp_path: Path, monkeypatch: Any, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("nets.py").write_text(SOURCE)
-    x = np.random.default_rng(0).integers(0, 256, (24, 40, 40, 3), dtype=np.uint8)
-    np.savez("d.npz", x=x, y=np.arange(24) % 4)
-    Image.fromarray(x[0]).save("a.png")
-    rows = json.loads(run("evaluate", f"nets.py:{name}", "--data", "npz:d.npz", "--budget", 3, "--json").stdout)["rows"]
-    one = json.loads(run("predict", f"nets.py:{name}", "a.png", "--budget", 3, "--json").stdout)["images"][0]
-    assert rows[1]["macs"] > 1
-    assert len(one["states"]) == 3
-    weights = {round(s["weight"], 6) for s in one["states"]}
-    assert (len(weights) == 1) == (rows[0]["options"]["aggregate"] == "mean") == (name == "enhanced")
