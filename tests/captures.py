@@ -3,7 +3,7 @@
 from torch import Tensor
 
 import unstride
-from unstride.execution.captures import Capture
+from unstride.execution.graph_executor import Capture
 from unstride.method.split import Split
 from unstride.tasks.tasks import TASKS
 

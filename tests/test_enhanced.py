@@ -57,7 +57,7 @@ def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("captured")
 
-    monkeypatch.setattr("unstride.execution.captures.capture", fail)
+    monkeypatch.setattr("unstride.execution.graph_executor.capture", fail)
 
 
 @torch.no_grad()

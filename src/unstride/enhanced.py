@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from unstride.errors import InputError, OptionError, TaskAssumed
 from unstride.execution.calibrate import Calibration, batches, calibrate, matched_stages, open_run
-from unstride.execution.captures import check_execution, sized
-from unstride.execution.executors import Network, cropped_output
+from unstride.execution.executors import Network
+from unstride.execution.graph_executor import check_execution
 from unstride.execution.opening import check_networks, is_file, open_recipe, write_fitted
+from unstride.execution.padding import cropped_output, sized
 from unstride.execution.prediction import Prediction
 from unstride.execution.record import Record
 from unstride.execution.runner import StageResult, executors_for, run

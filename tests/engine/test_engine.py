@@ -8,7 +8,7 @@ from captures import capture_of, split_of
 from torch import Tensor, nn
 
 import unstride
-from unstride.engine.engine import Run
+from unstride.engine.engine import EngineRun
 from unstride.evaluation.timing import peak_bytes
 
 
@@ -39,8 +39,8 @@ def test_forgetting_never_costs_a_second_computation(monkeypatch: pytest.MonkeyP
     net, images = Three().eval(), torch.randn(2, 3, 33, 40)
     better = unstride.enhance(net, images[:1], recipe="paper", budget=64, layers=range(1, 4))
     engine, runs = split_of(better, images).engine, []
-    start = Run.__post_init__
-    monkeypatch.setattr(Run, "__post_init__", lambda run: (runs.append(run), start(run)))
+    start = EngineRun.__post_init__
+    monkeypatch.setattr(EngineRun, "__post_init__", lambda run: (runs.append(run), start(run)))
     predictions = better.explain(images)
     for p in predictions:
         states = [v.state for v in p.passes]
@@ -77,15 +77,15 @@ def test_a_live_graph_copies_no_weights_and_a_frozen_one_those_that_it_reads() -
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes of stored prefixes after every step of every run."""
     sizes: list[int] = []
-    add = Run.add
+    add = EngineRun.add
 
-    def watch(run: Run, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def watch(run: EngineRun, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         out = add(run, *args, **kwargs)
         blocks = {id(block): block for level in run.store.levels for block in level.values()}.values()
         sizes.append(sum(value.nbytes for block in blocks for value in block.values.values()))
         return out
 
-    monkeypatch.setattr(Run, "add", watch)
+    monkeypatch.setattr(EngineRun, "add", watch)
     return sizes
 
 
@@ -106,14 +106,14 @@ def test_what_a_level_does_not_move_runs_as_trained_and_is_not_copied(monkeypatc
     net, images = Three().eval(), torch.randn(2, 3, 33, 40)
     better = unstride.enhance(net, images[:1], recipe="paper", budget=4, layers=(1,))
     engine, seen = split_of(better, images).engine, []
-    chunk = Run._chunk
-    monkeypatch.setattr(Run, "_rows_at_once", lambda run, variants: 6)
+    chunk = EngineRun._chunk
+    monkeypatch.setattr(EngineRun, "_rows_at_once", lambda run, variants: 6)
 
-    def watch(run: Run, requests: Any, rows: Any, segment: Any) -> Any:
+    def watch(run: EngineRun, requests: Any, rows: Any, segment: Any) -> Any:
         seen.append(segment)
         return chunk(run, requests, rows, segment)
 
-    monkeypatch.setattr(Run, "_chunk", watch)
+    monkeypatch.setattr(EngineRun, "_chunk", watch)
     better(images)
     plain, later = seen[: engine.depth + 1], seen[engine.depth + 1 :]
     assert plain == engine.as_trained

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from unstride.engine.movers import Batch
 from unstride.engine.engine import Key, Store
+from unstride.engine.movers import Batch
 
 
 def a_store(rows: int, batch: Batch) -> tuple[Store, Node, list[Key], Tensor]:

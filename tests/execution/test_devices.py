@@ -10,11 +10,12 @@ from PIL import Image
 from procedure_nets import SmallNet, SmallSegmenter, seeded
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import unstride
-from unstride import Gate, Preprocess, Recipe, Stage
+from unstride import Gate, Near, Preprocess, Recipe, Stage
 from unstride.errors import InputError
 
 CUDA = torch.device("cuda:0")
@@ -31,7 +32,8 @@ class Devices(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         inputs = [t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        for t in pytree.tree_leaves(out):
+        asked = func is torch.ops.prim.device.default  # where it is, which is no result
+        for t in () if asked else pytree.tree_leaves(out):
             if CUDA in inputs and not (isinstance(t, Tensor) and t.device == CUDA):
                 self.elsewhere[str(func.overloadpacket)] += 1
         return out
@@ -83,21 +85,45 @@ def test_a_gate_is_read_once_for_each_stage(monkeypatch: pytest.MonkeyPatch, vie
     assert devices.elsewhere == {"aten._to_copy": 1}
 
 
-@pytest.mark.parametrize("recipe", ["flip", "multiscale-flip"])
-def test_views_read_no_number(recipe: str) -> None:
-    """`.item()` and `if tensor:` make an accelerator wait."""
+class Reads(TorchFunctionMode):
+    """Counts what makes an accelerator wait: numbers that Python reads from tensors."""
 
-    class Reads(TorchDispatchMode):
-        count = 0
+    WAIT = (Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__)
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += func is torch.ops.aten._local_scalar_dense.default
-            return func(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
 
-    better = unstride.enhance(seeded(SmallNet()), recipe=recipe, task="classification")
-    with Reads() as reads:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self.WAIT
+        return func(*args, **(kwargs or {}))
+
+
+def reads(better: unstride.Enhanced) -> int:
+    better(IMAGES)  # captured and counted
+    with Reads() as found:
         better(IMAGES)
-    assert reads.count == 0
+    return found.count
+
+
+@pytest.mark.parametrize("build", [SmallNet, SmallSegmenter])
+@pytest.mark.parametrize("recipe", ["flip", "multiscale-flip", Stage(("plain", "flip"), Near(4))])
+def test_passes_read_no_number(build: type, recipe: Any) -> None:
+    task = "segmentation" if build is SmallSegmenter else "classification"
+    recipe = Recipe((recipe,), task=task) if isinstance(recipe, Stage) else recipe
+    assert reads(unstride.enhance(seeded(build()), recipe=recipe, task=task)) == 0
+
+
+def test_a_gate_reads_once_and_a_search_at_every_step() -> None:
+    gated = Recipe(
+        (Stage(), Stage(("flip", "1.3x"), gate=Gate(below=0.5)), Stage(("flip + 1.3x",), gate=Gate(below=0.3)))
+    )
+    better = unstride.enhance(seeded(SmallNet()), recipe=gated)
+    with_numbers = len(IMAGES)  # what `Gate.passes` reads of confidences that are on the CPU already
+    assert reads(better) <= 2 * (1 + 2 * with_numbers)
+    search = unstride.enhance(seeded(SmallNet()), recipe="paper", task="classification", budget=7)
+    expansions = max(len(p.expansions) for p in search.explain(IMAGES))
+    assert 0 < reads(search) <= 3 * 7 * (1 + expansions)
 
 
 def test_images_on_another_device_are_an_error_that_says_so() -> None:

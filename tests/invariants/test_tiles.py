@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.errors import OptionError
-from unstride.execution.captures import MULTIPLE
+from unstride.execution.padding import MULTIPLE
 from unstride.execution.tiles import Tiling, spread, tile_means
 from unstride.recipe.files import read, write
 from unstride.recipe.recipe import Recipe

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unstride.errors import OptionError
-from unstride.execution.combine import Combine
+from unstride.execution.record import Combine
 from unstride.recipe.presets import get
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Search, Stage

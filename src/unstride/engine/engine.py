@@ -117,8 +117,8 @@ class Engine:
     def batch(self, node: Node) -> Batch:
         return self.batches[node]
 
-    def start(self, images: Tensor) -> "Run":
-        return Run(self, images)
+    def start(self, images: Tensor) -> "EngineRun":
+        return EngineRun(self, images)
 
     def prefix_bytes(self, layers: Iterable[int], budget: int) -> int:
         """About the most that the stored prefixes of one image take in a search of these layers."""
@@ -157,7 +157,7 @@ class Engine:
 
 
 @dataclass(eq=False)
-class Run:
+class EngineRun:
     """What has been computed so far for a batch of images. `macs` counts the work of each image."""
 
     engine: Engine
@@ -342,4 +342,4 @@ class Store:
         return out
 
 
-__all__ = ["Engine", "Request", "Run", "Store"]
+__all__ = ["Engine", "EngineRun", "Request", "Store"]

@@ -13,6 +13,7 @@ from unstride.engine.engine import Request
 from unstride.errors import OptionError
 from unstride.execution.executors import Passes
 from unstride.execution.graph_executor import GraphPasses
+from unstride.execution.padding import cropped_output
 from unstride.geometry.states import State
 from unstride.method.aggregate import LEAST, Maximum, WeightedMean, aligned, entropy_weight
 from unstride.method.align import Offset
@@ -172,7 +173,8 @@ class AggregatedOutputs:
             outputs = self.passes.output(state, values[0][rows]) if self.details else None
             running = self._finish(0, self.sums[0].value(images)) if self.details else None
             scores = self._scores(state, images, unaligned, on_grid, rows)
-            for j, (number, weight) in enumerate(zip(range(images.start, images.stop), weights.tolist(), strict=True)):
+            read = weights.tolist() if self.details else [1.0] * len(scores)  # an accelerator waits for it
+            for j, (number, weight) in enumerate(zip(range(images.start, images.stop), read, strict=True)):
                 record = StateRecord(state, weight, None if self.search is None else scores[j])
                 if outputs is not None and running is not None:
                     record.output, record.running = outputs[j], running[j]
@@ -299,7 +301,9 @@ class AggregatedOutputs:
             return {}
         maps = self.sums[0].value()
         tap = self.split.unmap(maps, self._like(len(maps)), self.split.targets[0])
-        values = [segment.module(len(tap), (), tap)[0] for _, segment in self.split.also]
+        values = [
+            cropped_output(segment.module(len(tap), (), tap)[0], self.passes.crop) for _, segment in self.split.also
+        ]
         return dict(zip(self.passes.also, values, strict=True))
 
     def _like(self, rows: int) -> Tensor:

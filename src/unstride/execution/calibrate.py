@@ -16,9 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.errors import InputError, OptionError
-from unstride.execution.parts import tiling_for
 from unstride.execution.record import Record
-from unstride.execution.runner import StageResult
+from unstride.execution.runner import StageResult, tiling_for
 from unstride.execution.tiles import Tiling
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Stage

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -20,12 +20,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unstride.engine.engine import Request
-from unstride.errors import InputError, LessAtOnce, ModelRaised, OptionError, is_out_of_memory
-from unstride.execution.captures import Captures, Crop, on_padded, sized
+from unstride.errors import InputError, LessAtOnce, ModelRaised, is_out_of_memory
+from unstride.execution.graph_executor import Captures
+from unstride.execution.padding import Crop, cropped_output, on_padded, sized
+from unstride.execution.record import ModelOutput, joined_outputs, reshaped
+from unstride.execution.tiles import Tiling, Window
 from unstride.geometry.states import State, StateSpace
 from unstride.graph.capture import calling, wanted_axes
 from unstride.graph.evaluation import evaluation_copy
 from unstride.recipe.stage import Stage
+from unstride.recipe.view import View
 from unstride.tasks.tasks import Task, meant_outputs
 from unstride.views.images import Preprocess
 
@@ -51,9 +55,7 @@ class Network:
         self.captures = Captures(self.model, self.execution)
 
     def base_classes(self, output: Tensor) -> Tensor:
-        """An output (B, K, ...) in the order of the base network's classes."""
-        if not self.classes:
-            return output
+        """An output (B, K, ...) in the order of the base network's classes; with `classes`."""
         if max(self.classes) >= output.shape[1]:
             raise InputError(
                 f"{self.name}: its outputs have {output.shape[1]} classes, and the class map names class "
@@ -111,7 +113,9 @@ class Network:
         """Multiply-accumulates of one forward pass of one image of this size; 1 where they cannot be counted."""
         key = (*images.shape[1:], images.dtype, images.device)
         if key not in self.counted:
-            with self.lock, FlopCounterMode(display=False) as counter:
+            # what torch compiles while it counts (torch.cond does) could not run afterwards
+            eager = torch.compiler.set_stance("force_eager")
+            with self.lock, eager, FlopCounterMode(display=False) as counter:
                 self.forward(images[:1])
             self.counted[key] = max(1, counter.get_total_flops() // 2) if self.counts_macs else 1
         return self.counted[key]
@@ -122,52 +126,23 @@ class Network:
 
 
 @dataclass(frozen=True, eq=False)
-class ModelOutput:
-    """What a model returned for some images: its leaves, which of them are combined, how it is put together."""
+class Part:
+    """Some images in one view, or the windows of one image.
 
-    leaves: list[Any]
-    targets: tuple[int, ...]
-    rebuild: Callable[[list[Any]], Any]
-    count: int
-    as_leaf: Callable[[int, Tensor, Tensor], Tensor]  # (target, combined output, the base leaf) -> the leaf's layout
+    Args:
+        rows: which images of the batch.
+        passes: begun by an earlier stage; None: to be started.
+        windows: of one image, each a row of `images`.
+        where: (1, 1, H, W), the share of each output pixel that these windows decide; None: everything.
+    """
 
-    @classmethod
-    def joined(cls, parts: Sequence[ModelOutput]) -> ModelOutput:
-        """Outputs of neighbouring images as one; what does not depend on the images is taken from the first."""
-        if len(parts) == 1:
-            return parts[0]
-        leaves = [_joined(values, [p.count for p in parts]) for values in zip(*(p.leaves for p in parts), strict=True)]
-        first = parts[0]
-        return ModelOutput(leaves, first.targets, first.rebuild, sum(p.count for p in parts), first.as_leaf)
-
-    def replaced(self, values: Sequence[Tensor], also: Mapping[int, Tensor] | None = None) -> Any:
-        """The model's own kind of output with other values of the combined leaves, and of those in `also`."""
-        if not self.targets:
-            raise OptionError(
-                "this model returns no features, they are inside it. Take better.run(images).output, or give the part "
-                "of the model that returns them (timm: features_only=True)."
-            )
-        leaves = list(self.leaves)
-        for k, (index, value) in enumerate(zip(self.targets, values, strict=False)):
-            old = self.leaves[index]
-            new = self.as_leaf(k, value, old).to(old.dtype)
-            leaves = [new if leaf is old else leaf for leaf in leaves]
-        for index, value in (also or {}).items():
-            leaves[index] = value
-        return self.rebuild(leaves)
-
-
-def joined_outputs(outputs: Sequence[Any], rows: int) -> Any:
-    """What a model returned for neighbouring images, as if they had run at once."""
-    flat = [pytree.tree_flatten(output) for output in outputs]
-    counts = [next((len(v) for v in leaves if isinstance(v, Tensor) and v.ndim), rows) for leaves, _ in flat]
-    leaves = [_joined(values, counts) for values in zip(*(leaves for leaves, _ in flat), strict=True)]
-    return pytree.tree_unflatten(leaves, flat[0][1])
-
-
-def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
-    rows = all(isinstance(v, Tensor) and v.ndim > 0 and len(v) == n for v, n in zip(values, counts, strict=True))
-    return torch.cat(list(values)) if rows else values[0]
+    rows: list[int]
+    view: View
+    images: Tensor
+    passes: Passes | None = None
+    tiling: Tiling | None = None
+    windows: tuple[Window, ...] = ()
+    where: Tensor | None = None
 
 
 class Passes(Protocol):
@@ -273,7 +248,7 @@ class ModelPasses:
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
         meant = meant_outputs(task, [leaves[i].shape for i in tensors], images.ndim - 2)
         self.targets = tuple(tensors[i] for i in meant)
-        self.leaves = [cropped_output(leaf, self.crop) for leaf in leaves]
+        self.leaves = leaves if self.crop is None else [cropped_output(leaf, self.crop) for leaf in leaves]
         self.spec, self._counted, self.padded = spec, False, self.crop is not None
 
     def keep_for(self, levels: Sequence[int] | None) -> None:
@@ -296,28 +271,4 @@ class ModelPasses:
         return [self.executor.network.forward_macs(self.prepared)] * len(states)
 
     def result(self) -> ModelOutput:
-        spec = self.spec
-
-        def rebuild(leaves: list[Any]) -> Any:
-            return pytree.tree_unflatten(leaves, spec)
-
-        return ModelOutput(self.leaves, self.targets, rebuild, len(self.images), reshaped)
-
-
-def reshaped(k: int, value: Tensor, leaf: Tensor) -> Tensor:
-    """A combined output in the shape of the model's: vectors (B, C) as (B, C, 1, 1) where the model has them so."""
-    return value if value.numel() != leaf.numel() else value.reshape(leaf.shape)
-
-
-def cropped(leaf: Any, crop: Crop) -> Any:
-    """The part of a map (..., H, W) that belongs to the image, without its padding."""
-    if crop is None or not isinstance(leaf, Tensor) or leaf.ndim < len(crop):
-        return leaf
-    size = leaf.shape[-len(crop) :]
-    kept: Any = (..., *(slice(round(n * share)) for n, share in zip(size, crop, strict=True)))
-    return leaf[kept]
-
-
-def cropped_output(leaf: Any, crop: Crop) -> Any:
-    """The same for an output of a batch: maps (B, H, W), (B, K, H, W); scores (B, K) have no place on the image."""
-    return cropped(leaf, crop) if isinstance(leaf, Tensor) and leaf.ndim > 2 else leaf
+        return ModelOutput(self.leaves, self.targets, self.spec, len(self.images), reshaped)

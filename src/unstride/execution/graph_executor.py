@@ -1,25 +1,159 @@
-"""The captured graph as an executor: states that agree on their first layers share everything up to there."""
+"""The captured graph as an executor: states that agree on their first layers share everything up to there.
+
+A graph is captured once for each image size. `execution="auto"`: it reads the live weights, and is captured again where
+the model's structure changed (see `unstride.graph.freshness`). "frozen": copies of the weights and exact rewrites; a
+changed model is an error until `refresh()` is called. "compile": frozen, with segments by `torch.compile`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 
-from unstride.engine.engine import Request, Run
-from unstride.execution.captures import Crop, sized
-from unstride.execution.executors import ModelOutput, Network, cropped, cropped_output, reshaped
-from unstride.execution.selectors import searched_layers
+from unstride.engine.compiled import compile_segment
+from unstride.engine.engine import EngineRun, Request
+from unstride.engine.packed import Packer, available
+from unstride.engine.segments import unchanged
+from unstride.errors import ModelChanged, ModelRaised, OptionError
+from unstride.execution.padding import Crop, cropped, cropped_output, on_padded
+from unstride.execution.record import ModelOutput, reshaped
+from unstride.geometry.find import find_layers
+from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State, StateSpace
+from unstride.graph.capture import Graph, capture
+from unstride.graph.freshness import Freshness
+from unstride.graph.rewrite import channels_last, frozen
 from unstride.method.align import align_covered
-from unstride.method.split import Split, Target
+from unstride.method.search import searched_layers
+from unstride.method.split import Split, Target, split_model
 from unstride.recipe.stage import Search, Stage
 from unstride.tasks.tasks import Task
+
+if TYPE_CHECKING:
+    from unstride.execution.executors import Network
+
+EXECUTION = ("auto", "frozen", "compile")
+SIZES = 8  # captured sizes that are kept; the least recently used one goes first
+Key = tuple[Any, ...]  # channels and size, dtype, device
+
+
+@dataclass(eq=False)
+class Capture:
+    """One captured graph and its subsampling layers; split for each task and space that is asked for."""
+
+    graph: Graph
+    found: Subsampling
+    run_segment: Callable[[nn.Module], nn.Module] = unchanged
+    splits: dict[tuple[str, str], Split] = field(default_factory=dict)
+
+    def split(self, task: Task, space: str = "") -> Split:
+        key = (task.name, space)
+        if key not in self.splits:
+            self.splits[key] = split_model(self.graph, self.found, task, space, self.run_segment)
+        return self.splits[key]
+
+
+class Captures(dict[Key, Capture]):
+    """`captures.of(images)` -> Capture. Safe to use from several threads: a size is captured once."""
+
+    def __init__(self, model: nn.Module, execution: str = "auto") -> None:
+        super().__init__()
+        self.model, self.execution = model, check_execution(execution)
+        self.lock = threading.RLock()
+        self._freshness: Freshness | None = None
+        self._self_modified: frozenset[str] = frozenset()  # names of what the model itself changes when it runs
+        self._refused: dict[Key, ModelRaised] = {}
+        self._uses: dict[Key, int] = {}
+        self._calls = count()
+
+    def of(self, images: Tensor) -> Capture:
+        """The capture for images of this size, dtype and device. Call `check` first, once per batch."""
+        key = (*images.shape[1:], images.dtype, images.device)
+        found = self.get(key)
+        if found is None:
+            with self.lock:
+                found = self.get(key) or self._make(key, images)
+        self._uses[key] = next(self._calls)
+        return found
+
+    def check(self) -> None:
+        """Forget the captures of a model that changed; a ModelChanged where they are frozen."""
+        freshness = self._freshness
+        changed = "" if freshness is None else freshness.change()
+        if changed is None:
+            return
+        if changed and self.execution != "auto":
+            raise ModelChanged(
+                f"{changed} of the model was changed, and execution={self.execution!r} keeps copies of the weights. "
+                "Call better.refresh() to take the model as it is now, or use execution='auto', which reads live ones."
+            )
+        with self.lock:
+            if self._freshness is freshness:  # no other thread was here meanwhile
+                self._forget()
+                self._freshness = Freshness(self.model, numbers=self.execution != "auto", besides=self._self_modified)
+
+    def refresh(self) -> None:
+        """Take the model as it is now: everything is captured again when it is next used."""
+        with self.lock:
+            self._forget()
+            self._freshness = None
+
+    def _forget(self) -> None:
+        self.clear()
+        self._refused.clear()
+        self._uses.clear()
+        self._self_modified = frozenset()
+
+    def _make(self, key: Key, images: Tensor) -> Capture:
+        if key in self._refused:
+            raise self._refused[key]
+        try:
+            off = torch.autocast(images.device.type, enabled=False)  # the graph is the model's; a run may be cast
+            with torch.inference_mode(False), torch.no_grad(), off:
+                made = self._capture(images[:1])
+        except ModelRaised as error:
+            self._refused[key] = error
+            raise
+        self._self_modified |= made.graph.self_modified
+        if self._freshness is not None:
+            self._freshness.besides = self._self_modified
+            self._freshness.count(made.graph.decided)
+        self[key] = made
+        while len(self) > SIZES:
+            del self[min((k for k in self if k != key), key=lambda k: self._uses.get(k, -1))]
+        return made
+
+    def _capture(self, example: Tensor) -> Capture:
+        graph = capture(self.model, example)
+        if self.execution == "auto":
+            return Capture(graph, find_layers(graph))
+        graph = frozen(graph)
+        found = find_layers(graph)
+        rewrite: Callable[[nn.Module], nn.Module] = compile_segment if self.execution == "compile" else unchanged
+        if found.mostly_convolutions:
+            graph = channels_last(graph)
+            if self.execution == "frozen" and available(graph.device, graph.dtype):
+                rewrite = Packer()
+        return Capture(graph, found, rewrite)
+
+    def __reduce__(self) -> Any:
+        """A copy captures the model anew: graphs can neither be copied nor sent elsewhere."""
+        return Captures, (self.model, self.execution)
+
+
+def check_execution(execution: Any) -> str:
+    """One of the modes, or an OptionError."""
+    if not isinstance(execution, str) or execution not in EXECUTION:
+        raise OptionError(f"execution: got {execution!r}, expected one of {', '.join(map(repr, EXECUTION))}.")
+    return execution
 
 
 @dataclass(eq=False)
@@ -33,8 +167,11 @@ class GraphExecutor:
 
     def prepare(self, images: Tensor) -> tuple[Split, Tensor, Crop]:
         """The split for images of this size, and the images as it takes them."""
-        captures = self.network.captures
-        capture, prepared, crop = sized(self.network.model, images, self.task.pads, captures.of)
+        network, prepared, crop = self.network, images, None
+        try:
+            capture = network.captures.of(images)
+        except ModelRaised as error:
+            capture, prepared, crop = on_padded(network.model, images, self.task.pads, network.captures.of, error)
         return capture.split(self.task, self.state_space), prepared, crop
 
     def space(self, images: Tensor) -> StateSpace:
@@ -48,7 +185,7 @@ class GraphExecutor:
         split = self.prepare(images)[0]
         engine, space = split.engine, split.found.space
         if isinstance(stage.states, Search):
-            layers = searched_layers(stage.states, space, self.task.maps)
+            layers = searched_layers(stage.states.layers, space, self.task.maps)
             return engine.images_at_once(layers, stage.states.budget, len(images))
         return engine.images_at_once(range(1, engine.depth + 1), len(stage.listed(space)))
 
@@ -64,7 +201,7 @@ class GraphPasses:
     """Images under way through the engine. `places`: which of the engine's images these are."""
 
     split: Split
-    engine_run: Run
+    engine_run: EngineRun
     images: Tensor
     crop: Crop
     places: Sequence[int] | None = None
@@ -158,12 +295,12 @@ class GraphPasses:
             values[target.leaf] = target.finish(self.base[target.tap])
         for leaf, segment in split.also:
             values[leaf] = segment.module(count, (), self.base[split.targets[0].tap])[0]
-        values |= graph.constant_outputs(count)
+        if graph.constant_leaves:
+            values |= graph.constant_outputs(count)
         leaves = [values[leaf] if isinstance(leaf, Node) else leaf for leaf in leaves]
-        returned = split.targets[0].leaf in graph.leaf_nodes  # features may be inside the model
-        targets = tuple(graph.index(t.leaf) for t in split.targets) if returned else ()
-        leaves = [cropped_output(leaf, self.crop) for leaf in leaves]
-        return ModelOutput(leaves, targets, graph.rebuild, count, self._as_leaf)
+        if self.crop is not None:
+            leaves = [cropped_output(leaf, self.crop) for leaf in leaves]
+        return ModelOutput(leaves, split.returned, graph.out_spec, count, self._as_leaf)
 
     def _as_leaf(self, k: int, value: Tensor, leaf: Tensor) -> Tensor:
         if self.split.task.name == "features":  # combined as maps, whatever their layout

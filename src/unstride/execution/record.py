@@ -1,28 +1,114 @@
-"""What happened to each image while a recipe ran: gates, passes, cost, and why it ended."""
+"""What becomes of a batch while a recipe runs: the combined outputs, in the model's own form, and how they were made.
+
+`Combine` is the one place where passes are averaged. `Record` holds gates, passes and cost, and why each image ended.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from unstride.errors import InputError
-from unstride.execution.aggregation import StateOutputs
-from unstride.execution.combine import Combine
-from unstride.execution.executors import ModelOutput, Passes
-from unstride.execution.graph_executor import GraphPasses
-from unstride.execution.parts import Frame, Part
+from unstride.errors import InputError, OptionError
 from unstride.execution.prediction import COST_UNIT, TIME_UNIT, ForwardPass, Prediction, with_shares
-from unstride.execution.selectors import Selector
 from unstride.execution.tiles import tile_means
 from unstride.geometry.states import State
-from unstride.method.search import Expansion
+from unstride.method.search import Expansion, Selector
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Stage
 from unstride.recipe.view import View
 from unstride.tasks.tasks import TASKS, Task
+
+if TYPE_CHECKING:
+    from unstride.execution.aggregation import StateOutputs
+    from unstride.execution.executors import Part, Passes
+    from unstride.execution.graph_executor import GraphPasses
+
+
+class Combine:
+    """The combined outputs of `count` images.
+
+    Args:
+        how: "logits", "probabilities", "values", "directions" (means), "median", or "max", the largest logit.
+    """
+
+    def __init__(self, how: str, task: Task, count: int) -> None:
+        self.how, self.task, self.count = how, task, count
+        self.total: Tensor | None = None
+        self.weight: Tensor | None = None
+        self.outputs: dict[int, list[Tensor]] = {}  # of each image, every pass: only for the median
+
+    def add(self, rows: Sequence[int], output: Tensor, weight: float | Tensor, where: Tensor | None = None) -> None:
+        """Outputs (R, ...) of these images. `where` (R, 1, H, W): only there."""
+        output = output if output.dtype == torch.float64 else output.float()
+        if self.how == "median":
+            for row, value in zip(rows, output, strict=True):
+                self.outputs.setdefault(row, []).append(value)
+            return
+        encoded = self.task.encode(output, self.how)
+        weight = weight if where is None else weight * where
+        if self.total is None or self.weight is None:
+            empty = -torch.inf if self.how == "max" else 0.0
+            self.total = encoded.new_full((self.count, *encoded.shape[1:]), empty)
+            self.weight = encoded.new_zeros((self.count, *[1] * (encoded.ndim - 1)))
+        if isinstance(weight, Tensor) and weight.shape[1:] != self.weight.shape[1:]:
+            self.weight = self.weight.expand(self.count, *weight.shape[1:]).clone()
+        at = self._index(rows)
+        if self.how == "max":
+            known = encoded if where is None else encoded.masked_fill(where == 0, -torch.inf)
+            self.total = _put(self.total, at, torch.maximum(_taken(self.total, at), known))
+        else:
+            self.total = _put(self.total, at, _taken(self.total, at) + weight * encoded)
+        self.weight = _put(self.weight, at, _taken(self.weight, at) + weight)
+
+    def value(self, rows: Sequence[int] | None = None) -> Tensor:
+        """The combined output of these images, all by default."""
+        chosen = range(self.count) if rows is None else rows
+        if self.how == "median":
+            return torch.stack([median(self.outputs[row]) for row in chosen])
+        assert self.total is not None and self.weight is not None
+        at = self._index(chosen)
+        if self.how == "max":
+            return _taken(self.total, at).clone()
+        return self.task.decode(_taken(self.total, at) / _taken(self.weight, at), self.how)
+
+    def replace(self, rows: Sequence[int], other: Combine) -> None:
+        """Take these images' passes from `other`, where it has any, and forget those so far."""
+        if self.how == "median":
+            self.outputs |= {row: other.outputs[row] for row in rows}
+            return
+        assert self.total is not None and self.weight is not None
+        assert other.total is not None and other.weight is not None
+        at = self._index(rows)
+        if other.weight.shape != self.weight.shape:
+            self.weight = self.weight.expand(torch.broadcast_shapes(self.weight.shape, other.weight.shape)).clone()
+        theirs = _taken(other.weight, at)
+        new = theirs > 0  # of tiles, the pixels that they decide
+        self.total = _put(self.total, at, torch.where(new, _taken(other.total, at), _taken(self.total, at)))
+        self.weight = _put(self.weight, at, torch.where(new, theirs, _taken(self.weight, at)))
+
+    def _index(self, rows: Sequence[int]) -> Tensor | None:
+        """Where the rows are, on the device of the sums; None for all of them, which is faster."""
+        assert self.total is not None
+        return None if len(rows) == self.count else torch.tensor(list(rows), device=self.total.device)
+
+
+def _taken(values: Tensor, at: Tensor | None) -> Tensor:
+    return values if at is None else values.index_select(0, at)
+
+
+def _put(values: Tensor, at: Tensor | None, new: Tensor) -> Tensor:
+    return new if at is None else values.index_copy_(0, at, new)
+
+
+def median(passes: Sequence[Tensor]) -> Tensor:
+    """Number by number; of an even number of passes, the mean of the two in the middle."""
+    ordered = torch.stack(list(passes)).sort(0).values
+    return (ordered[(len(passes) - 1) // 2] + ordered[len(passes) // 2]) / 2
 
 
 @dataclass(eq=False)
@@ -52,6 +138,69 @@ class Outputs:
     def replace(self, rows: Sequence[int], other: Outputs) -> None:
         for part, new in zip(self.parts, other.parts, strict=False):
             part.replace(rows, new)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOutput:
+    """What a model returned for some images: its leaves, which of them are combined, how it is put together."""
+
+    leaves: list[Any]
+    targets: tuple[int, ...]
+    spec: pytree.TreeSpec
+    count: int
+    as_leaf: Callable[[int, Tensor, Tensor], Tensor]  # (target, combined output, the base leaf) -> the leaf's layout
+
+    @classmethod
+    def joined(cls, parts: Sequence[ModelOutput]) -> ModelOutput:
+        """Outputs of neighbouring images as one; what does not depend on the images is taken from the first."""
+        if len(parts) == 1:
+            return parts[0]
+        leaves = [_joined(values, [p.count for p in parts]) for values in zip(*(p.leaves for p in parts), strict=True)]
+        first = parts[0]
+        return ModelOutput(leaves, first.targets, first.spec, sum(p.count for p in parts), first.as_leaf)
+
+    def replaced(self, values: Sequence[Tensor], also: Mapping[int, Tensor] | None = None) -> Any:
+        """The model's own kind of output with other values of the combined leaves, and of those in `also`."""
+        if not self.targets:
+            raise OptionError(
+                "this model returns no features, they are inside it. Take better.run(images).output, or give the part "
+                "of the model that returns them (timm: features_only=True)."
+            )
+        leaves = list(self.leaves)
+        for k, (index, value) in enumerate(zip(self.targets, values, strict=False)):
+            old = self.leaves[index]
+            new = self.as_leaf(k, value, old).to(old.dtype)
+            leaves = [new if leaf is old else leaf for leaf in leaves]
+        for index, value in (also or {}).items():
+            leaves[index] = value
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def joined_outputs(outputs: Sequence[Any], rows: int) -> Any:
+    """What a model returned for neighbouring images, as if they had run at once."""
+    flat = [pytree.tree_flatten(output) for output in outputs]
+    counts = [next((len(v) for v in leaves if isinstance(v, Tensor) and v.ndim), rows) for leaves, _ in flat]
+    leaves = [_joined(values, counts) for values in zip(*(leaves for leaves, _ in flat), strict=True)]
+    return pytree.tree_unflatten(leaves, flat[0][1])
+
+
+def _joined(values: Sequence[Any], counts: Sequence[int]) -> Any:
+    rows = all(isinstance(v, Tensor) and v.ndim > 0 and len(v) == n for v, n in zip(values, counts, strict=True))
+    return torch.cat(list(values)) if rows else values[0]
+
+
+def reshaped(k: int, value: Tensor, leaf: Tensor) -> Tensor:
+    """A combined output in the shape of the model's: vectors (B, C) as (B, C, 1, 1) where the model has them so."""
+    return value if value.numel() != leaf.numel() else value.reshape(leaf.shape)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The base view that maps are brought back to: its size in pixels, and that of each output map."""
+
+    size: tuple[int, ...]
+    out_sizes: tuple[tuple[int, ...], ...]
+    padded: bool = False
 
 
 @dataclass(eq=False)
@@ -139,12 +288,6 @@ class Record:
         return going, {i: passing[i] for i in going} if gate.tile is not None else None
 
     # -- passes
-    def begun(self, part: Part, passes: Passes, outputs: Sequence[Tensor]) -> None:
-        """The first view of the first stage, to which all others are brought back."""
-        self.structure.append(passes.result())
-        if self.task.maps:
-            self.frame = Frame.of(part.images, outputs, passes.padded)
-
     def check_shape(self, network: str, view: View, output: Tensor) -> None:
         """An InputError that lists the shapes, where passes cannot be combined."""
         now = (network, view, output.shape[1:])
@@ -215,16 +358,6 @@ class Record:
                         cost=macs * work_per_mac * windows / max(1, self.base_work),
                     )
                 )
-
-    def keep(self, index: int, executor: object, part: Part, passes: Passes) -> bool:
-        """Keep passes that a later stage continues; their prefixes are shared."""
-        stage = self.recipe.stages[index]
-        later = [s for s in self.recipe.stages[index + 1 :] if s.network == stage.network and s.states is not None]
-        wanted = isinstance(passes, GraphPasses) and any(part.view in s.views for s in later) and not part.windows
-        if wanted and part.passes is None:
-            assert isinstance(passes, GraphPasses)
-            self.opened.setdefault((id(executor), part.view), []).append((part.rows, passes))
-        return wanted
 
     # -- results
     def predictions(self, final: Tensor, assumed: str = "") -> list[Prediction]:

@@ -1,11 +1,13 @@
 """The loop that runs every recipe: stages, views, states.
 
-A flip, a cascade of networks, tiles of a map and the paper's search inside each view all pass through `run`.
+A flip, a cascade of networks, tiles of a map and the paper's search inside each view all pass through `run`. The images
+of a stage come in parts that run together: whole images in one view, or the windows around open tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +15,20 @@ import torch
 from torch import Tensor
 
 from unstride.execution.aggregation import AggregatedOutputs, StateOutputs, outputs_for
-from unstride.execution.captures import sized
-from unstride.execution.executors import Executor, ModelExecutor, ModelOutput, Network, Passes
-from unstride.execution.graph_executor import GraphExecutor
-from unstride.execution.parts import Part, parts
+from unstride.execution.executors import Executor, ModelExecutor, Network, Part, Passes
+from unstride.execution.graph_executor import GraphExecutor, GraphPasses
+from unstride.execution.padding import MULTIPLE, padded, sized
 from unstride.execution.prediction import Prediction
-from unstride.execution.record import Outputs, Record
-from unstride.execution.selectors import selector_for
+from unstride.execution.record import Frame, ModelOutput, Outputs, Record
+from unstride.execution.tiles import Tiling, Window, spread
+from unstride.geometry.states import State, StateSpace
 from unstride.method.attention import Attention
+from unstride.method.search import Searches, Selector, StateList, searched_layers
 from unstride.recipe.recipe import Recipe
-from unstride.recipe.stage import Search, Stage
-from unstride.recipe.view import PLAIN
+from unstride.recipe.stage import Gate, Search, Stage
+from unstride.recipe.view import PLAIN, View
 from unstride.tasks.tasks import TASKS
-from unstride.views.source import Source, for_network
+from unstride.views.source import Source, back, for_network
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +114,7 @@ def run(
                 if not requests:
                     continue
                 passes = part.passes or executor.start(part.images)
-                passes.keep_for(None if record.keep(index, executor, part, passes) else selector.levels)
+                passes.keep_for(None if keep(record, index, executor, part, passes) else selector.levels)
                 states = outputs_for(stage, passes, task, attention, record.details, frozenset(record.budgets))
                 while requests:
                     states.add(requests, passes.run(requests))
@@ -147,16 +150,37 @@ def combine(
     first = index == 0 and view == stage.views[0]
     for k, (outputs, weight) in enumerate(states.outputs()):
         if first and not k:
-            record.begun(part, passes, outputs)
-        outputs = [network.base_classes(part.over_base(o, record.frame, target)) for target, o in enumerate(outputs)]
+            begin(record, part, passes, outputs)
+        outputs = [over_base(part, o, record.frame, target) for target, o in enumerate(outputs)]
+        outputs = outputs if not network.classes else [network.base_classes(o) for o in outputs]
         record.check_shape(network.name, view, outputs[0])
         calibrated = outputs if temperature == 1 else [o / temperature for o in outputs]
         result.add(part.rows, calibrated, weight * view_weight, part.where)
         record.answered(part.rows, outputs[0])
         if record.details:
-            states.describe(k, outputs[0], result.value(part.rows), lambda o: part.over_base(o, record.frame))
+            states.describe(k, outputs[0], result.value(part.rows), lambda o: over_base(part, o, record.frame))
     if isinstance(states, AggregatedOutputs):
         _aggregated(stage, part, states, record, view_weight)
+
+
+def begin(record: Record, part: Part, passes: Passes, outputs: Sequence[Tensor]) -> None:
+    """The first view of the first stage, to which all others are brought back."""
+    record.structure.append(passes.result())
+    if record.task.maps:
+        axes = part.images.ndim - 2
+        sizes = tuple(tuple(o.shape[-axes:]) for o in outputs)
+        record.frame = Frame(tuple(part.images.shape[2:]), sizes, passes.padded)
+
+
+def keep(record: Record, index: int, executor: Executor, part: Part, passes: Passes) -> bool:
+    """Keep passes that a later stage continues; their prefixes are shared."""
+    stage, *later = record.recipe.stages[index:]
+    going_on = any(s.network == stage.network and s.states is not None and part.view in s.views for s in later)
+    wanted = going_on and not part.windows
+    if wanted and part.passes is None:
+        assert isinstance(passes, GraphPasses)  # as of every network that has states
+        record.opened.setdefault((id(executor), part.view), []).append((part.rows, passes))
+    return wanted
 
 
 def _aggregated(
@@ -171,7 +195,7 @@ def _aggregated(
         return
     final = next(states.outputs())[0][0]
     for budget, outputs in record.at_budget.items():
-        value = part.over_base(states.output_at(budget, final), record.frame) / stage.temperature(part.view)
+        value = over_base(part, states.output_at(budget, final), record.frame) / stage.temperature(part.view)
         outputs.add(part.rows, [value], view_weight)
         for k, row in enumerate(part.rows):
             visited = [r.state for r in states.records[k]][:budget]
@@ -218,3 +242,105 @@ def executors_for(recipe: Recipe, networks: Mapping[str, Network]) -> list[Execu
             made[key] = ModelExecutor(network, task) if direct else GraphExecutor(network, task, *key[1:])
         chosen.append(made[key])
     return chosen
+
+
+def selector_for(stage: Stage, space: StateSpace, maps: bool, images: int, taken: Iterable[State] = ()) -> Selector:
+    """`taken`: states of this view that an earlier stage has evaluated; a list does not evaluate them again."""
+    if isinstance(stage.states, Search):
+        search = stage.states
+        layers = searched_layers(search.layers, space, maps)
+        return Searches(space, layers, search.budget, search.stop, images)
+    done = set(taken)
+    return StateList([s for s in stage.listed(space) if s not in done], images)
+
+
+def over_base(part: Part, output: Tensor, frame: Frame | None, k: int = 0) -> Tensor:
+    """An output of this view, brought back over the base view. Vectors are returned as they are."""
+    if frame is None:
+        return output
+    axes = len(frame.size)
+    if part.view == PLAIN and part.tiling is None and tuple(output.shape[-axes:]) == frame.out_sizes[k]:
+        return output
+    maps = output if output.ndim == 2 + axes else output.unsqueeze(1)
+    if part.tiling is not None:
+        maps = part.tiling.paste(maps, part.windows)
+    maps = back(part.view, maps, frame.size, frame.out_sizes[k])
+    return maps if output.ndim == maps.ndim else maps.squeeze(1)
+
+
+def parts(
+    source: Source,
+    view: View,
+    stage: Stage,
+    executor: Executor,
+    rows: Sequence[int],
+    tiles: Mapping[int, Tensor] | None,
+    gate: Gate | None,
+    opened: Sequence[tuple[list[int], GraphPasses]] = (),
+    frame: Frame | None = None,
+    batch_size: int | None = None,
+) -> Iterator[Part]:
+    """All of `rows`, each once. An image that is mostly open tiles is taken whole.
+
+    With a `batch_size`, so many images are rendered at a time, while those before them run.
+    """
+    whole = list(rows)
+    if tiles is not None and gate is not None and frame is not None:
+        tiling = tiling_for(view, gate, frame, executor.stride(source.rows(rows[:1]).render(PLAIN)))
+        covers = {i: tiling.cover(where) for i, where in tiles.items()}
+        whole = [i for i in rows if covers[i] is None]
+        for i, windows in covers.items():
+            if windows:
+                yield _window_part(source, i, view, tiling, tuple(windows), tiles[i], frame)
+    if opened:
+        yield from _resumed(view, whole, opened)
+    elif whole:
+        start = 0
+        for images in rendered(source, view, whole, batch_size or len(whole)):
+            count = -(-len(images) // executor.rows_at_once(stage, images))
+            for chunk in images.tensor_split(count):
+                yield Part(whole[start : start + len(chunk)], view, chunk)
+                start += len(chunk)
+
+
+def rendered(source: Source, view: View, rows: Sequence[int], batch_size: int) -> Iterator[Tensor]:
+    """These images in one view, so many at a time; the next ones are rendered by a thread while the caller works."""
+
+    def render(chosen: Sequence[int]) -> Tensor:
+        return (source if len(chosen) == len(source) else source.rows(chosen)).render(view)
+
+    groups = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+    if len(groups) == 1:
+        yield render(rows)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(render, groups[0])
+        for following in [*groups[1:], None]:
+            images = ahead.result()
+            if following is not None:
+                ahead = pool.submit(render, following)
+            yield images
+
+
+def _resumed(view: View, rows: Sequence[int], opened: Sequence[tuple[list[int], GraphPasses]]) -> Iterator[Part]:
+    """The passes that an earlier stage began, with the images that are still of interest."""
+    wanted = set(rows)
+    for own, passes in opened:
+        places = [k for k, row in enumerate(own) if row in wanted]
+        if places:
+            some = passes.subset(places)
+            yield Part([own[k] for k in places], view, some.images, some)
+
+
+def tiling_for(view: View, gate: Gate, frame: Frame, stride: Sequence[int] | None) -> Tiling:
+    """How a view is cut into windows. A model that is called directly is taken to repeat itself every 32 pixels."""
+    return Tiling.of(view, gate, frame.size, stride or (MULTIPLE,) * len(frame.size), MULTIPLE if frame.padded else 1)
+
+
+def _window_part(
+    source: Source, row: int, view: View, tiling: Tiling, windows: tuple[Window, ...], open_tiles: Tensor, frame: Frame
+) -> Part:
+    images = source.rows([row]).render(view)
+    cut = tiling.cut(padded(images)[0] if frame.padded else images, windows)
+    where = spread(open_tiles, tiling.size, frame.out_sizes[0], tiling.tile)[None, None].float()
+    return Part([row], view, cut, None, tiling, windows, where.to(images.device))

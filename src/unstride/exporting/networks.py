@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from unstride.enhanced import Enhanced
 from unstride.errors import CaptureError
-from unstride.execution.captures import MULTIPLE, Crop
-from unstride.execution.executors import ModelExecutor, Network, cropped_output
+from unstride.execution.executors import ModelExecutor, Network
+from unstride.execution.padding import MULTIPLE, Crop, cropped_output
 from unstride.exporting.builder import OPSET, extra
 from unstride.exporting.passes import ExportPass, separate
 from unstride.exporting.states import StatesModule

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced
 from unstride.errors import ArtefactError, CaptureError, OptionError
-from unstride.execution.combine import median
+from unstride.execution.record import median
 from unstride.exporting.checking import CLOSE
 from unstride.exporting.networks import Unit, quiet
 from unstride.exporting.passes import ExportPass

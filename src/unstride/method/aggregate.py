@@ -10,7 +10,6 @@ that memory does not grow with the budget.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -34,11 +33,6 @@ def aligned(f: Tensor, offset: Offset | None, border: str) -> Tensor:
     if offset is None or f.ndim < 3:
         return f
     return align_covered(f, offset) if border == "renormalise" else align(f, offset)
-
-
-class Accumulator(Protocol):
-    def add(self, images: slice, f: Tensor, weight: Tensor, offset: Offset | None) -> None: ...
-    def value(self, images: slice | list[int] = ALL) -> Tensor: ...
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """Criteria of the search (section 4.2): which visited state is expanded first. Lower is better.
 
-The learned criterion is in `attention`: it depends on all the visited states, the others on one state alone.
+The learned criterion is in `attention`: it depends on all the visited states, the others on one state alone. Entropy
+(Eq. 12, divided by log K) is `Task.uncertainty` in `tasks`, where gates read it as well.
 """
 
 import hashlib
@@ -13,18 +14,6 @@ from torch import Tensor
 
 from unstride.errors import InputError
 from unstride.geometry.states import State, StateSpace
-from unstride.tasks.tasks import entropy, in_pieces
-
-CRITERIA = ("entropy", "entropy-unaligned", "learned", "displacement", "random", "random-per-image")
-
-
-def entropy_criterion(logits: Tensor) -> Tensor:
-    """Eq. 12 divided by log K: (R, K), or the mean over the pixels of (R, K, H, W) -> (R,).
-
-    The paper's f_s is the aligned map, so `logits` are those of the aligned map; "entropy-unaligned" gives those of
-    the state's own.
-    """
-    return in_pieces(entropy, logits).flatten(1).mean(1) if logits.ndim > 2 else entropy(logits)
 
 
 def displacement_criterion(space: StateSpace, state: State) -> float:

@@ -7,11 +7,14 @@ visited before are skipped, ties go to the state visited first, and state 0 belo
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Protocol
 
 from unstride.errors import OptionError
 from unstride.geometry.states import State, StateSpace
 
 STOPS = ("exact", "literal")
+Criterion = Mapping[int, Mapping[State, float]]  # of each image, of every visited state
 Choose = Callable[[Sequence[State], Mapping[State, float]], State]
 
 
@@ -97,3 +100,105 @@ def default_layers(space: StateSpace, maps: bool) -> tuple[int, ...]:
         return tuple(range(1, count + 1))
     first = 1 if max(space.rates[0]) >= 4 else 2
     return tuple(range(first, count))
+
+
+def searched_layers(layers: tuple[int, ...] | None, space: StateSpace, maps: bool) -> tuple[int, ...]:
+    """The layers that were asked for, or the paper's choice; an OptionError for one that is not there."""
+    chosen = layers if layers is not None else default_layers(space, maps)
+    if chosen and chosen[-1] > len(space.rates):
+        raise OptionError(f"search: layers: got {chosen}, but the network has layers 1 to {len(space.rates)}.")
+    return chosen
+
+
+# ------------------------------------------------------------------------------------------ the images of a batch
+
+
+class Selector(Protocol):
+    levels: Sequence[int]  # of the prefixes that later requests continue from
+    reasons: dict[int, str]  # of each image that has ended, why
+
+    @property
+    def expansions(self) -> Mapping[int, Sequence[Expansion]]:
+        """The steps of each image's search."""
+        ...
+
+    def propose(self, criterion: Criterion) -> list[tuple[int, State]]:
+        """(image, state) to evaluate next; [] ends the view."""
+        ...
+
+    def observe(self, requests: Sequence[tuple[int, State]]) -> None:
+        """These were evaluated."""
+        ...
+
+    def stop(self, image: int, reason: str) -> None:
+        """Propose nothing more for this image."""
+        ...
+
+
+class StateList:
+    """The same states for every image, all at once."""
+
+    def __init__(self, states: Sequence[State], images: int) -> None:
+        self.open = [(i, state) for state in states for i in range(images)]
+        self.levels: Sequence[int] = ()
+        self.reasons: dict[int, str] = {}
+
+    @property
+    def expansions(self) -> Mapping[int, Sequence[Expansion]]:
+        return {}
+
+    def propose(self, criterion: Criterion) -> list[tuple[int, State]]:
+        return self.open
+
+    def observe(self, requests: Sequence[tuple[int, State]]) -> None:
+        done = set(requests)
+        self.open = [r for r in self.open if r not in done]
+
+    def stop(self, image: int, reason: str) -> None:
+        self.open = [r for r in self.open if r[0] != image]
+
+
+class Searches:
+    """Algorithm 1 for each image: they advance together, and no image's search depends on another's."""
+
+    def __init__(self, space: StateSpace, layers: tuple[int, ...], budget: int, stop: str, images: int) -> None:
+        self.searches = {i: BestFirst(space, layers, budget, stop) for i in range(images)}
+        self.budget, self.space, self.started = budget, space, False
+        self.levels: Sequence[int] = [layer - 1 for layer in layers]
+        self.reasons: dict[int, str] = {}
+
+    @property
+    def expansions(self) -> Mapping[int, Sequence[Expansion]]:
+        return {i: search.expansions for i, search in self.searches.items()}
+
+    def propose(self, criterion: Criterion) -> list[tuple[int, State]]:
+        if not self.started:
+            return [(i, self.space.zero) for i in self.searches]
+        proposed: dict[int, list[State]] = {}
+        for i, search in self.searches.items():
+            if i not in self.reasons:
+                proposed[i] = search.propose(criterion[i])
+                if not proposed[i]:
+                    self.reasons[i] = "budget" if len(search.visited) >= self.budget else "no states left"
+        return by_state(proposed)
+
+    def observe(self, requests: Sequence[tuple[int, State]]) -> None:
+        if not self.started:
+            self.started = True  # state 0 is visited from the start
+            return
+        visited: dict[int, list[State]] = {}
+        for i, state in requests:
+            visited.setdefault(i, []).append(state)
+        for i, states in visited.items():
+            self.searches[i].observe(states)
+
+    def stop(self, image: int, reason: str) -> None:
+        self.reasons.setdefault(image, reason)
+
+
+def by_state(proposed: Mapping[int, Sequence[State]]) -> list[tuple[int, State]]:
+    """Requests state by state, as the engine computes them; an image's own states stay in order."""
+    turns = zip_longest(*([(i, s) for s in states] for i, states in proposed.items()))
+    requests = [r for turn in turns for r in turn if r is not None]
+    in_order = all(list(states) == sorted(states, key=lambda s: s.selections) for states in proposed.values())
+    return sorted(requests, key=lambda r: (r[1].selections, r[0])) if in_order else requests

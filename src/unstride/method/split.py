@@ -68,6 +68,12 @@ class Split:
         """The same engine with pinned edges: the edges of large maps stay where they are."""
         return self.engine.with_pinned_edges()
 
+    @cached_property
+    def returned(self) -> tuple[int, ...]:
+        """Which output leaves the targets are; none where the features are inside the model."""
+        inside = self.targets[0].leaf not in self.graph.leaf_nodes
+        return () if inside else tuple(self.graph.index(t.leaf) for t in self.targets)
+
     @property
     def head_macs(self) -> int:
         return sum(t.head.macs for t in self.targets if t.head is not None)

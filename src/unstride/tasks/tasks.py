@@ -70,8 +70,8 @@ def confidence(logits: Tensor, by: str, answers: Sequence[Tensor] = ()) -> Tenso
     if by == "agreement":
         final = top_class(logits)
         return torch.stack([agreement(top, final) for top in answers]).mean(0)
-    p = logits.softmax(1).topk(2, 1).values
-    return p[:, 0] - p[:, 1] if by == "margin" else p[:, 0]
+    first, second = logits.softmax(1).topk(2, 1).values.unbind(1)
+    return first - second if by == "margin" else first
 
 
 @dataclass(frozen=True)

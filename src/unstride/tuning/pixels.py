@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unstride.evaluation.metrics import IGNORE
 from unstride.execution.calibrate import threshold
-from unstride.execution.captures import MULTIPLE
+from unstride.execution.padding import MULTIPLE
 from unstride.execution.prediction import at_size
 from unstride.execution.tiles import Tiling, tile_means, tile_of
 from unstride.recipe.stage import Gate, tile_gate

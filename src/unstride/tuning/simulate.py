@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unstride.errors import OptionError
 from unstride.execution.calibrate import threshold
-from unstride.execution.combine import Combine
+from unstride.execution.record import Combine
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Stage
 from unstride.tasks.tasks import TASKS
