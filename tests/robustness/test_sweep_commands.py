@@ -1,4 +1,4 @@
-"""Every option and argument of every command with 15 kinds of bad text: an explained error, never a traceback or exit 0.
+"""Every option and argument of every command with 15 kinds of bad text: an explained error, no traceback, no exit 0.
 
 Options are read from the commands themselves, so that a new one is swept without being added here.
 """
@@ -22,8 +22,8 @@ USUAL: dict[str, list[str]] = {
     "inspect": [NET],
     "tune": [NET, "--data", DATA, "--out", "t.toml"],
     "evaluate": [NET, "--data", DATA, "--recipe", "flip"],
-    "compare": [NET, "--images", "photos", "--out", "c"],
-    "predict": [NET, "--images", "a.png", "--out", "p.csv", "--recipe", "flip"],
+    "compare": ["plain", "flip", NET, "a.png", "--out", "c.csv"],
+    "predict": [NET, "a.png", "--out", "p.csv", "--recipe", "flip"],
     "fit": [NET, "--data", DATA, "--out", "f.toml"],
     "export": [NET, "--out", "n.onnx", "--recipe", "plain"],
     "bench": [NET],

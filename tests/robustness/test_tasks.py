@@ -11,7 +11,7 @@ from procedure_nets import SmallNet, SmallSegmenter, seeded
 
 import unstride
 from unstride import data
-from unstride.errors import CaptureError, DataError, InputError, OptionError, UnstrideError
+from unstride.errors import CaptureError, DataError, InputError, OptionError
 from unstride.models import LoadedModel
 from unstride.views.images import Preprocess
 

@@ -103,7 +103,7 @@ def evaluate(
     if int(os.environ.get("RANK", 0)) != 0:
         return
     decisions = {row.name: str(decision_of(row, rows, margin)) for row in rows if row.gain is not None}
-    written = {} if report is None else {"report": str(report)}
+    written = {} if report is None or not report.is_file() else {"report": str(report)}
     if as_json:
         values = {"rows": [row.to_json() for row in rows], "decisions": decisions, "out": str(folder), **written}
         typer.echo(strict_json.dumps(values))

@@ -112,7 +112,7 @@ def tune(
         return
     written: dict[str, str] = {}
     if report is not None and isinstance(tuned, Tuned):
-        written["report"] = str(tuned.report(report))
+        written |= {"report": str(report)} if tuned.report(report).is_file() else {}
     keeps = isinstance(tuned, Tuned) and tuned.decision.verdict == "keep"
     if out is not None and (anyway or not keeps):
         written["out"] = str(tuned.save(out, anyway))

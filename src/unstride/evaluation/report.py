@@ -7,6 +7,7 @@ The page needs nothing from elsewhere, and prints well. `tune` writes its own wi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from unstride.data.batches import FromBatches
-from unstride.errors import DataError
+from unstride.errors import ArtefactError, DataError, NotWritten
 from unstride.evaluation.decisions import Decision
 from unstride.evaluation.intervals import PairedCounts, paired_gain
 from unstride.evaluation.labelled import Data
@@ -71,7 +72,7 @@ def write_report(
     draw: Strip | None = None,
     title: str = "",
 ) -> Path:
-    """Write the page.
+    """Write the page; a NotWritten warning where that is impossible.
 
     Args:
         rows: the baseline is the one without a gain.
@@ -97,7 +98,11 @@ def write_report(
     about = row.provenance
     heading = title or f"{about.get('model', row.name)} on {about.get('data', data.name)}"
     page = render_report(heading, sections, f"{row.images:,} images, {row.metric} compared with {baseline.name}")
-    return write_file(Path(path), page.encode())
+    try:
+        write_file(Path(path), page.encode())
+    except ArtefactError as error:  # the figures are not lost with the page
+        warnings.warn(NotWritten(str(error)), stacklevel=3)
+    return Path(path)
 
 
 # ---------------------------------------------------------------- sections
