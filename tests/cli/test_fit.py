@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import unstride
 from unstride.cli.main import app
+from unstride.errors import Inconclusive
 from unstride.models import load
 
 NET = """
@@ -69,6 +70,8 @@ def test_a_fit_that_did_nothing_says_so(files: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "WARNING: Training did not move the attention" in result.stdout
     assert "Training did not move the attention" in result.stderr
+    with pytest.warns(Inconclusive, match="this recipe gives the plain mean"):  # and whoever uses the file is told
+        unstride.enhance(load(f"{files}/net.py:build"), recipe=files / "a.toml")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from unstride.method.aggregate import Accumulator, Maximum, WeightedMean
+from unstride.method.aggregate import Maximum, WeightedMean
 from unstride.method.align import Offset, align, align_covered, coverage
 
 ONE = slice(0, 1)
@@ -83,7 +83,9 @@ def test_maximum_ignores_what_is_not_covered() -> None:
 
 @pytest.mark.parametrize("make", [WeightedMean, Maximum], ids=["mean", "max"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_images_together_are_images_alone(make: Callable[[int], Accumulator], layout: torch.memory_format) -> None:
+def test_images_together_are_images_alone(
+    make: Callable[[int], WeightedMean | Maximum], layout: torch.memory_format
+) -> None:
     """Three images, of which the last two have two more states: bit for bit what each gives by itself."""
     together, weights = make(3), torch.tensor([0.5, 0.25, 1.0])
     alone = [make(1) for _ in range(3)]

@@ -10,13 +10,14 @@ from unstride.errors import InputError
 from unstride.geometry.states import State, StateSpace
 from unstride.method.criteria import (
     displacement_criterion,
-    entropy_criterion,
     image_digest,
     random_criterion,
     random_criterion_per_image,
     training_draw,
 )
+from unstride.tasks.tasks import TASKS
 
+uncertainty = TASKS["classification"].uncertainty  # Eq. 12
 SPACE = StateSpace(((2, 2), (4, 4)), ((1, 1), (2, 2)))
 STATES = list(SPACE.states())
 
@@ -24,18 +25,18 @@ STATES = list(SPACE.states())
 def test_entropy_is_that_of_the_prediction_divided_by_log_k() -> None:
     logits = torch.tensor([[1.0, 1.0, 1.0], [1e9, 0.0, 0.0], [math.log(2), 0.0, 0.0]])
     mixed = -(0.5 * math.log(0.5) + 0.5 * math.log(0.25)) / math.log(3)
-    torch.testing.assert_close(entropy_criterion(logits), torch.tensor([1.0, 0.0, mixed]))
+    torch.testing.assert_close(uncertainty(logits), torch.tensor([1.0, 0.0, mixed]))
 
 
 def test_entropy_of_maps_is_the_mean_over_the_pixels() -> None:
     maps = torch.randn(3, 4, 5, 6)
-    pixels = entropy_criterion(maps.movedim(1, -1).reshape(-1, 4)).view(3, 5, 6)
-    torch.testing.assert_close(entropy_criterion(maps), pixels.mean((1, 2)))
+    pixels = uncertainty(maps.movedim(1, -1).reshape(-1, 4)).view(3, 5, 6)
+    torch.testing.assert_close(uncertainty(maps), pixels.mean((1, 2)))
 
 
 def test_entropy_of_one_logit_is_that_of_two_classes() -> None:
     z = torch.tensor([[0.3], [-2.0]])
-    torch.testing.assert_close(entropy_criterion(z), entropy_criterion(torch.cat([torch.zeros_like(z), z], 1)))
+    torch.testing.assert_close(uncertainty(z), uncertainty(torch.cat([torch.zeros_like(z), z], 1)))
 
 
 def test_displacement_is_in_image_pixels() -> None:

@@ -64,6 +64,9 @@ class StoredRecipe:
         verdict = self.figures.get("verdict")
         if verdict is not None and self.figures.get("proved") is False:
             warnings.warn(f"{self.path}: {verdict}", Inconclusive, stacklevel=4)
+        if self.figures.get("moved") is False:
+            text = "fitting did not move the weights from their start: this recipe gives the plain mean."
+            warnings.warn(Inconclusive(f"{self.path}: {text}"), stacklevel=4)
 
 
 def write(

@@ -22,7 +22,6 @@ class PaperNetwork:
 
     Args:
         keys: whose key names the checkpoint has: chenyaofo, akamaster, mmsegmentation or antialiased-cnns.
-        sliding: side and stride in pixels, where the published accuracy is that of a sliding window.
     """
 
     name: str
@@ -32,7 +31,6 @@ class PaperNetwork:
     preprocess: Preprocess
     keys: str
     checkpoint: str
-    sliding: tuple[int, int] | None = None
 
 
 # Mean and standard deviation of the training sets, as the authors of the checkpoints wrote them.
@@ -118,7 +116,6 @@ def _segmentation() -> list[PaperNetwork]:
                     preprocess,
                     "mmsegmentation",
                     f"{name} for {data} in the model zoo of github.com/open-mmlab/mmsegmentation",
-                    sliding=(1024, 768) if (data, name) == ("cityscapes", "segformer-mit-b0") else None,
                 )
             )
     return networks
