@@ -41,7 +41,7 @@ from unstride.tuning.tune import usable_passes
 ROOT = nets.ROOT
 ROWS = ROOT / "docs/results/networks.csv"
 PAGE = ROWS.with_suffix(".md")
-PICTURE = ROOT / "docs/images/networks.svg"
+PLOT = ROOT / "docs/images/networks.svg"
 HALVINGS = 5
 GIGA = 1e9
 
@@ -340,7 +340,7 @@ def main() -> None:
             print(time.strftime("%H:%M:%S"), row, flush=True)
         write_rows(rows)
     PAGE.write_text(page(rows), encoding="utf-8")
-    draw(rows, PICTURE)
+    draw(rows, PLOT)
     readme = ROOT / "README.md"
     readme.write_text(with_table(readme.read_text(encoding="utf-8"), rows), encoding="utf-8")
 

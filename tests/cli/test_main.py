@@ -50,7 +50,7 @@ def test_a_shared_option_is_defined_once(flag: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_has_one_name_everywhere(name: str) -> None:
-    wrong = {"--output", "--out-dir", "--batch", "--batchsize", "--input", "--model", "--size", "--dataset", "--budget"}
+    wrong = {"--output", "--out-dir", "--batch", "--batchsize", "--input", "--model", "--size", "--dataset"}
     assert not wrong & set(options(name))
 
 

@@ -32,7 +32,7 @@ def test_a_table_on_the_embedded_sample(tmp_path):
     assert any("A rehearsal" in note for note in found["notes"])
     assert all(v["images"] == 20 and v["ours"] > 60 for v in found["values"])  # it is a trained network
     assert {p.suffix for p in tmp_path.glob("antialiased.*")} == {".md", ".csv", ".tex", ".png"}
-    again = run(*args, "--format", "csv", "--model", "resnet18")
+    again = run(*args, "--format", "csv", "--network", "resnet18")
     assert again.exit_code == 0, again.output
     lines = again.stdout.splitlines()
     assert lines[0] == "networks,group,column,unstride,paper,std,seeds,gain_low,gain_high,images"
@@ -65,7 +65,7 @@ def test_missing_data_names_the_layout(tmp_path):
         (("antialiased", "--data", "imagenet"), 2, "--data-root"),
         (("antialiased", "--data", "sample", "--data-root", "."), 2, "not both"),
         (("antialiased", "--data", "sample", "--limit", "0"), 2, "limit"),
-        (("antialiased", "--data", "sample", "--model", "ResNet19"), 1, "Did you mean 'ResNet18'?"),
+        (("antialiased", "--data", "sample", "--network", "ResNet19"), 1, "Did you mean 'ResNet18'?"),
         (("antialiased", "--seeds", "0"), 2, "seeds"),
         (("flowers102-finetune",), 2, "--data-root"),
         (("flowers102-finetune", "--data-root", "."), 1, "flowers-102/"),

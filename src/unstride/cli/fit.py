@@ -11,6 +11,7 @@ from unstride.cli.options import (
     BatchSize,
     Data,
     Device,
+    Limit,
     Seed,
     Spec,
     Split,
@@ -53,7 +54,7 @@ def fit(
         str, typer.Option(help="Views of TTA: NAME:COUNT, such as expanded:100, or a file.")
     ] = "standard:30",
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps maps and logits for other seeds.")] = None,
-    limit: Annotated[int | None, typer.Option(min=2, help="Use this many images, drawn at random by the seed.")] = None,
+    limit: Limit = None,
     split: Split = None,
     weights: Weights = "default",
     device: Device = "auto",

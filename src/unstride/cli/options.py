@@ -41,7 +41,7 @@ _DATA = typer.Option(
 Data = Annotated[str, _DATA]
 DataOrNone = Annotated[str | None, _DATA]
 Split = Annotated[str | None, typer.Option(help="Part of --data. Default: the usual one of its kind.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many images, evenly spread.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use at most this many images.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=100_000, help="Images per batch. Default: by image size.")]
 
 # ---------------------------------------------------------------- the recipe

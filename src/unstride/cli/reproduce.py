@@ -37,7 +37,7 @@ def reproduce(
         str | None, typer.Option(help="Training of the attention: paper (lr 1e-6) or fast. Default: fast for sample.")
     ] = None,
     limit: Limit = None,
-    model: Annotated[
+    network: Annotated[
         str | None, typer.Option(help="Only this network, by the paper's name, such as ResNet18. Default: all.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Of what is trained. Default: the schedule's.")] = None,
@@ -78,10 +78,10 @@ def reproduce(
         check_folder(out, "--out")
     source = None if data is None and data_root is None else _source(data_root, limit, schedule)
     if name.strip().lower() == catalogue.FINETUNE:
-        _finetune(data_root, model, epochs, limit, seed, as_json)
+        _finetune(data_root, network, epochs, limit, seed, as_json)
         return
     exhibit = catalogue.get(name)
-    chosen = exhibit if model is None else only(exhibit, model)
+    chosen = exhibit if network is None else only(exhibit, network)
     result = measure(chosen, source, out, seeds=seeds, epochs=epochs, progress=not as_json)
     if out is not None:
         for path in render.write(result, out):
@@ -98,7 +98,7 @@ def _source(data_root: Path | None, limit: int | None, schedule: str | None) -> 
 
 
 def _finetune(
-    data_root: Path | None, model: str | None, epochs: int | None, limit: int | None, seed: int, as_json: bool
+    data_root: Path | None, network: str | None, epochs: int | None, limit: int | None, seed: int, as_json: bool
 ) -> None:
     from unstride.paper.finetune import NETWORKS, finetune
 
@@ -107,8 +107,8 @@ def _finetune(
             "flowers102-finetune needs the data set and a folder for weights.", param_hint="--data-root"
         )
     done = []
-    for network in NETWORKS if model is None else (model,):
-        result = finetune(network, data_root, epochs=epochs, limit=limit, seed=seed, progress=not as_json)
+    for name in NETWORKS if network is None else (network,):
+        result = finetune(name, data_root, epochs=epochs, limit=limit, seed=seed, progress=not as_json)
         done.append(result)
         if not as_json:
             typer.echo(str(result))

@@ -1,7 +1,7 @@
 """`unstride tune SPEC... --data KIND:PATH --cost 1.5 --out best.toml`: the best recipe for a compute budget."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,10 @@ from unstride.cli.options import (
 )
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
+
+if TYPE_CHECKING:
+    from unstride.tuning.result import Tuned
+    from unstride.tuning.unlabelled import GatesOnly
 
 
 def register(app: typer.Typer) -> None:
@@ -69,28 +73,12 @@ def tune(
 
     Exit codes: 0 done; 1 an error, explained; 2 wrong usage; 3 done, but some images could not be read.
     """
-    if bool(data) == bool(images):
-        raise typer.BadParameter("give --data with labels, or --images without")
-    if not specs:
-        raise typer.BadParameter("name one to five models")
-    if recipe and (against or recipe.changes):
-        raise typer.BadParameter("--recipe is the baseline here: give it alone, without --against and --set")
-    from unstride.evaluation.report import check_report
-    from unstride.recipe.files import check_name
+    _check(recipe, specs, data, images, against, out, report)
     from unstride.storage.distributed import launched
-    from unstride.storage.files import check_file
-    from unstride.tuning.result import Tuned
     from unstride.tuning.tune import tune as find
 
-    if out is not None:
-        check_file(out, "--out")
-        check_name(out)
-    if report is not None:
-        if images:
-            raise typer.BadParameter("--report needs labels: give --data")
-        check_report(report)
     tuned = find(
-        list(specs),
+        list(specs or ()),
         list(images) if images else data,
         cost=cost,
         against=recipe.recipe or against,
@@ -108,11 +96,47 @@ def tune(
         split=split,
         seed=seed,
     )
-    if not launched().leads:  # one of several processes prints and writes
-        return
+    if launched().leads:  # one of several processes prints and writes
+        _write_and_print(tuned, out, report, anyway, as_json)
+
+
+def _check(
+    recipe: RecipeOptions,
+    specs: list[str] | None,
+    data: str | None,
+    images: list[Path] | None,
+    against: str | None,
+    out: Path | None,
+    report: Path | None,
+) -> None:
+    """What cannot work is an error before the first forward pass."""
+    from unstride.evaluation.report import check_report
+    from unstride.recipe.files import check_name
+    from unstride.storage.files import check_file
+
+    if bool(data) == bool(images):
+        raise typer.BadParameter("give --data with labels, or --images without")
+    if not specs:
+        raise typer.BadParameter("name one to five models")
+    if recipe and (against or recipe.changes):
+        raise typer.BadParameter("--recipe is the baseline here: give it alone, without --against and --set")
+    if out is not None:
+        check_file(out, "--out")
+        check_name(out)
+    if report is not None:
+        if images:
+            raise typer.BadParameter("--report needs labels: give --data")
+        check_report(report)
+
+
+def _write_and_print(
+    tuned: "Tuned | GatesOnly", out: Path | None, report: Path | None, anyway: bool, as_json: bool
+) -> None:
+    from unstride.tuning.result import Tuned
+
     written: dict[str, str] = {}
     if report is not None and isinstance(tuned, Tuned):
-        written |= {"report": str(report)} if tuned.report(report).is_file() else {}
+        written["report"] = str(tuned.report(report))
     keeps = isinstance(tuned, Tuned) and tuned.decision.verdict == "keep"
     if out is not None and (anyway or not keeps):
         written["out"] = str(tuned.save(out, anyway))

@@ -74,8 +74,8 @@ class StatesModule(nn.Module):
         total: Any = 0.0
         weight: Any = 0.0
         for j, (m, offset) in enumerate(zip(maps, offsets, strict=True)):
-            mine, certain = self._weighed(m, offset, covered, of_taps[j][self.taps.index(self.split.targets[0].tap)], j)
-            total, weight = total + mine, weight + certain
+            own, certain = self._weighed(m, offset, covered, of_taps[j][self.taps.index(self.split.targets[0].tap)], j)
+            total, weight = total + own, weight + certain
         return self._head(target, total / weight.clamp(min=1e-12), values[0])
 
     def _weighed(self, m: Tensor, offset: Offset | None, covered: bool, first: Tensor, j: int) -> tuple[Tensor, Tensor]:

@@ -170,5 +170,5 @@ def only(exhibit: Exhibit, model: str) -> Exhibit:
         close = difflib.get_close_matches(model, names, 1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(names) or "none: it needs no network"
-        raise OptionError(f"--model: got {model[:60]!r}, which {exhibit.name} does not have.{hint} It has {known}.")
+        raise OptionError(f"--network: got {model[:60]!r}, which {exhibit.name} does not have.{hint} It has {known}.")
     return replace(exhibit, cells=chosen)

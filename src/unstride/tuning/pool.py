@@ -177,16 +177,16 @@ def gather_pool(
     if show and us.leads and store.folder is not None:
         tell_reused(len(store.keys) - len(todo), len(store.keys), store.folder)
     reader = LabelledReader(store.data, store.pipeline.better, batch_size)
-    mine = todo[us.rank :: us.size]
-    with show_progress("passes", len(mine), show and us.leads and bool(mine)) as advance:
+    share = todo[us.rank :: us.size]
+    with show_progress("passes", len(share), show and us.leads and bool(share)) as advance:
         start, first = time.perf_counter(), True
-        for batch in reader.batches(mine):
+        for batch in reader.batches(share):
             wanted = [g for g, keys in missing.items() if any(store.keys[i] in keys for i in batch[0])]
             for group, values in store.values(wanted, batch).items():
                 caches[group].put(values)
             if show and us.leads and first:
                 spent = time.perf_counter() - start
-                print(_estimate(passes, len(todo), spent * len(mine) / len(batch[0])), file=sys.stderr, flush=True)
+                print(_estimate(passes, len(todo), spent * len(share) / len(batch[0])), file=sys.stderr, flush=True)
                 first = False
             advance(len(batch[0]), "")
     us.wait()
