@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PINS ?= -c constraints.txt  # `make test PINS=` tries the newest torch and torchvision, in a fresh .venv
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PINS)  # errors only, no warnings
 STAMP := .venv/.unstride-installed
 
 .PHONY: setup test test-slow demo bench coverage docs clean
@@ -9,36 +10,42 @@ STAMP := .venv/.unstride-installed
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unstride needs python3 >= 3.11, this is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PINS) torch torchvision
-	$(BIN)/python -m pip install --quiet $(PINS) -e '.[dev]'
-	touch $(STAMP)
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "unstride needs python3 >= 3.11, this is " + sys.version.split()[0])'
+	@echo "set-up, once: PyTorch and about 160 other packages in .venv, 2.6 GB (more where pip brings CUDA), 3 to 15 minutes"
+	@echo "set-up 1 of 3: .venv"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "set-up 2 of 3: torch and torchvision"
+	@$(PIP) torch torchvision
+	@echo "set-up 3 of 3: unstride, and what its demo and its tests need"
+	@$(PIP) -e '.[dev]'
+	@touch $(STAMP)
 
 test: setup
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal  # two processes with several threads each wait for each other
+	@echo "lint, format, types, layers"
+	@$(BIN)/ruff check --quiet src tests benchmarks examples
+	@$(BIN)/ruff format --quiet --check src tests benchmarks examples
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
+	@echo "tests, half an hour to an hour on two cores"
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal  # two processes with several threads each wait for each other
 
 # thousands of random networks, whole zoos, long fits
 test-slow: setup
-	$(BIN)/pytest -q -m slow
+	@$(BIN)/pytest -q -m slow
 
 demo: setup
-	$(BIN)/unstride demo
+	@$(BIN)/unstride demo
 
-# every architecture of the zoos against the laws; writes docs/coverage.md
+# every architecture of the zoos against the invariants; writes docs/results/coverage.md
 coverage: setup
-	$(BIN)/python -m benchmarks.coverage
+	@$(BIN)/python -m benchmarks.coverage
 
 # speed of the engine against the eager model
 bench: setup
-	$(BIN)/python -m benchmarks.engine_speed
+	@$(BIN)/python -m benchmarks.engine_speed
 
 docs: setup
-	$(BIN)/mkdocs build --strict
+	@$(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf .venv build dist site
+	@rm -rf .venv build dist site

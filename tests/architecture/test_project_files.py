@@ -52,4 +52,13 @@ def test_another_tries_the_newest_torch_every_week():
     assert re.fullmatch(r"\d+ \d+ \* \* \d", when["cron"])  # a minute and an hour of one day of the week
     assert "make test PINS=" in runs
     makefile = read("Makefile")
-    assert makefile.count("pip install --quiet $(PINS)") == 2 and "PINS ?= -c constraints.txt" in makefile
+    assert makefile.count("@$(PIP)") == 2 and "PINS ?= -c constraints.txt" in makefile
+    assert re.search(r"^PIP := .* \$\(PINS\)", makefile, re.MULTILINE)
+
+
+def test_the_set_up_says_what_it_does_and_prints_no_commands():
+    recipe = read("Makefile").partition("$(STAMP): ")[2].partition("\n\n")[0]
+    lines = recipe.splitlines()[1:]
+    assert all(line.startswith("\t@") for line in lines)
+    assert re.search(r'@echo ".*\d GB.*minutes"', recipe)
+    assert [line for line in lines if "@echo" in line][1:] == [line for line in lines if "of 3:" in line]
