@@ -100,7 +100,7 @@ thread = threading.Thread(target=kill_one, daemon=True)
 thread.start()
 done = unstride.predict(spec, folder, out, recipe="default", batch_size=4, ray="local")
 thread.join(30)
-print(done.images, len(killed))
+print(f"{done.images} images, {len(killed)} killed", flush=True)
 ray.shutdown()
 """
 
@@ -116,7 +116,7 @@ def test_a_killed_worker_loses_no_image_and_doubles_none(nets, tmp_path):
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["400", "1"]
+    assert "400 images, 1 killed\n" in done.stdout  # Ray's own lines are there, too
     single = (
         "import sys, torch, unstride; from unstride.predicting import run, summary; torch.set_num_threads(1); "
         "run.PART = summary.PART = 8; unstride.predict(*sys.argv[1:], recipe='default', batch_size=4)"

@@ -23,9 +23,8 @@ from unstride.tasks.tasks import TASKS, confidence, top_class
 
 CLOSE = 1e-4  # of the largest output; and of a confidence to its gate, below which an image may go on or not
 SAME_CLASS = 0.995  # of the images, from pixels or with int8
-UNDECIDED = 0.02  # a margin, or a distance to a gate, that the rounding of a pixel may turn into another class
+UNCERTAIN = 0.02  # a margin, or a distance to a gate, that the rounding of a pixel may turn into another class
 CHUNK = 16  # images at a time
-FORCED = 16  # images that are checked with all gates open, and with all closed
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def check(model: Any, better: Enhanced, images: Sequence[Any], names: Sequence[s
     if any(stage.gate is not None for stage in better.recipe.stages):
         for threshold in (NEVER, ALWAYS):
             other = better.replace(with_threshold(better.recipe, 0.0 if threshold == NEVER else 1.000001))
-            _compared(session(forced(model, threshold)), other, images[:FORCED], names, exact)
+            _compared(session(forced(model, threshold)), other, images, names, exact)
     return found
 
 
@@ -78,7 +77,7 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
         wanted = [result.output, *result.combined.values()[1:]]
         excused = torch.zeros(len(batch), dtype=torch.bool)
         if not _same_passes(got, result):
-            excused = _near_a_gate(better, source, CLOSE if exact else UNDECIDED)
+            excused = _near_a_gate(better, source, CLOSE if exact else UNCERTAIN)
             if exact and not _same_passes(got, result, ~excused):
                 raise ArtefactError(
                     "export: the file was not written, because other images go on in it than in the recipe. Please "
@@ -86,7 +85,7 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
                 )
         for name, value in zip(names, wanted, strict=True):
             largest = max(largest, _difference(got[name], value, excused, by_sigmoid(better, value)))
-        same.append(same_class(got[names[0]], wanted[0], better, UNDECIDED)[~excused].flatten())
+        same.append(same_class(got[names[0]], wanted[0], better, UNCERTAIN)[~excused].flatten())
         count += len(batch)
     known = torch.cat(same)
     known = known[~known.isnan()]
@@ -162,7 +161,7 @@ def _difference(got: Array, wanted: Tensor, excused: Tensor, sigmoid: bool) -> f
     return float((value - expected)[finite].abs().max()) / scale if bool(finite.any()) else 0.0
 
 
-def same_class(got: Array, wanted: Tensor, better: Enhanced, undecided: float = 0.0) -> Tensor:
+def same_class(got: Array, wanted: Tensor, better: Enhanced, uncertain: float = 0.0) -> Tensor:
     """1 for each image (or pixel, or label) with the same class, 0 for others; NaN below this margin."""
     task, wanted = TASKS[better.task], wanted.cpu().float()
     value = torch.from_numpy(got).reshape(wanted.shape)
@@ -173,7 +172,7 @@ def same_class(got: Array, wanted: Tensor, better: Enhanced, undecided: float = 
         same, margin = top_class(value) == top_class(wanted), confidence(wanted, "margin")
     else:
         same, margin = (value > 0) == (wanted > 0), (2 * wanted.sigmoid() - 1).abs()
-    return same.float().masked_fill(margin < undecided, torch.nan)
+    return same.float().masked_fill(margin < uncertain, torch.nan)
 
 
 # ------------------------------------------------------------------------------------------------ generated images

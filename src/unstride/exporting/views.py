@@ -53,8 +53,8 @@ class FixedView:
 def check_view(view: View) -> None:
     if other_ops(view) is not None or any(op.name == "FlipFB" for op in view.ops):
         raise OptionError(
-            f"export: view {view} changes more than which part of the image the network gets, and the file has no op for it. Flips, "
-            "sizes, crops, shifts and corners can be exported."
+            f"export: view {view} changes more than which part of the image the network gets, and the file has no op "
+            "for it. Flips, sizes, crops, shifts and corners can be exported."
         )
 
 

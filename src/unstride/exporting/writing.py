@@ -48,7 +48,7 @@ class ExportedFile:
         size: bytes of the file.
         weights: bytes of the networks' weights, each network once.
         copies: networks whose weights are in the file once more, and why.
-        int8: what quantisation changed.
+        int8: of a quantised file, the share of the images with the same class as in float32.
     """
 
     path: Path
@@ -58,7 +58,7 @@ class ExportedFile:
     weights: int
     copies: tuple[str, ...]
     agreement: Agreement
-    int8: str = ""
+    int8: float | None = None
 
     def __str__(self) -> str:
         lines = [
@@ -68,7 +68,9 @@ class ExportedFile:
             *(f"  the weights are in the file once more: {copy}" for copy in self.copies),
             f"  {self.agreement}",
         ]
-        return "\n".join([*lines, *([f"  {self.int8}"] if self.int8 else [])])
+        if self.int8 is not None:
+            lines.append(f"  int8: same class as float32 for {self.int8:.1%} of these images")
+        return "\n".join(lines)
 
 
 def export(
@@ -151,11 +153,11 @@ class _Exported:
         if graph.ByteSize() > LARGEST:
             raise OptionError(f"export: the file would take {_megabytes(graph.ByteSize())}; an ONNX file holds 2 GB.")
         agreement = check(graph, oracle, self.images, plan.names, not (self.from_pixels or self.quantize))
-        told = "" if self.quantize is None else self._changed(oracle)
+        int8 = None if self.quantize is None else self._same_as_float32(oracle)
         size = write_file(path, graph.SerializeToString()).stat().st_size
         names = tuple(output.name for output in graph.graph.output)
         weights, copies = _weights(units)
-        return ExportedFile(path, _shown(plan), names, size, weights, copies, agreement, told)
+        return ExportedFile(path, _shown(plan), names, size, weights, copies, agreement, int8)
 
     def metadata(self, path: Path) -> dict[str, str]:
         """What the file says of itself: the recipe as TOML, everything else as JSON."""
@@ -176,14 +178,13 @@ class _Exported:
         }
         return {f"{PREFIX}recipe": recipe, **{PREFIX + k: json.dumps(v) for k, v in entries.items()}}
 
-    def _changed(self, int8: Enhanced) -> str:
-        """How often int8 changes the class."""
+    def _same_as_float32(self, int8: Enhanced) -> float:
         better, same = self.pipeline.better, list[Tensor]()
         for k in range(0, len(self.images), 16):
             some = self.images[k : k + 16]
             images = some if self.from_pixels else torch.stack(some)
             same.append(same_class(int8.run(images).output.numpy(), better.run(images).output, better).flatten())
-        return f"int8: same class as float32 for {float(torch.cat(same).mean()):.1%} of these images"
+        return float(torch.cat(same).mean())
 
 
 def _write_program(
