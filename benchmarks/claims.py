@@ -203,7 +203,13 @@ def fitted(net: Network, name: str, seed: int) -> Path:
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         train = nets.images_of(net.assets, net.name, train=True)
-        usual = {"seed": seed, "limit": net.plan.train, "cache": net.folder / "maps", "out": file, "progress": False}
+        usual: dict[str, Any] = {
+            "seed": seed,
+            "limit": net.plan.train,
+            "cache": net.folder / "maps",
+            "out": file,
+            "progress": False,
+        }
         result = unstride.fit(net.model, train, **usual, **FITS[name][1])
         print(result, flush=True)
     return file

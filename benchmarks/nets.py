@@ -128,7 +128,7 @@ def loaded(assets: Path, name: str) -> LoadedModel:
     if name in CIFAR_NAMES:
         model: nn.Module = CifarResNet({"resnet20": 3, "resnet56": 9}[name])
         model.load_state_dict(load_file(assets / "cifar10" / f"{name}.safetensors"))
-        return LoadedModel(name, model.eval(), CIFAR, "classification")
+        return LoadedModel(name, quick(model), CIFAR, "classification")
     prepared = Preprocess(resize=256, crop=SIDES.get(name, 224), interpolation="bicubic", **HALF)
     if name == "resnet50":
         model = CaffeResNet50(load_file(assets / "imagenet" / "resnet50_caffe_fp16.safetensors"))
@@ -141,7 +141,12 @@ def loaded(assets: Path, name: str) -> LoadedModel:
         model.load_state_dict(load_file(assets / "imagenet" / "mobilenetv2_100_same.safetensors"))
     else:
         model = models.load(f"efficientnet-{name}").model
-    return LoadedModel(name, model.eval(), prepared, "classification")
+    return LoadedModel(name, quick(model), prepared, "classification")
+
+
+def quick(model: nn.Module) -> nn.Module:
+    """In the memory format in which CPUs run convolutions fastest."""
+    return model.eval().to(memory_format=torch.channels_last)
 
 
 # ---------------------------------------------------------------- images

@@ -3,10 +3,10 @@
     python -m benchmarks.networks --assets DIR      # DIR: see benchmarks/nets.py
     python -m benchmarks.networks                   # the page, the plot and README's table again, from the rows
 
-Every pass of every network is computed once and cached in `build/networks`, so that a killed run goes on. For each random
-halving and each ceiling a recipe is chosen on one half and measured on the other, both ways. `envelope` is what a user would
-do instead: the best single network, plain or flipped, chosen on the same half, at no more cost. `plain passes` is the same
-tuner without views and states.
+Every pass of every network is computed once and cached in `build/networks`, so that a killed run goes on. For each
+random halving and each ceiling a recipe is chosen on one half and measured on the other, both ways. `envelope` is what
+a user would do instead: the best single network, plain or flipped, chosen on the same half, at no more cost. `plain
+passes` is the same tuner without views and states.
 """
 
 from __future__ import annotations
@@ -234,16 +234,16 @@ def page(rows: Sequence[Row]) -> str:
     lines = [
         "# Several networks at equal cost",
         "",
-        f"**Recipes of five public ImageNet networks are {ahead:+.2f} points on average ahead of the best single network at no "
-        f"more cost, flips included**, and at worst {worst:+.2f}; {significant} of {len(main['tuned'])} ceilings are "
-        f"significant. Views and states add {more:+.2f} points to networks alone.",
+        f"**Recipes of five public ImageNet networks are {ahead:+.2f} points on average ahead of the best single "
+        f"network at no more cost, flips included**, and at worst {worst:+.2f}; {significant} of "
+        f"{len(main['tuned'])} ceilings are significant. Views and states add {more:+.2f} points to networks alone.",
         "",
         "![Accuracy over compute](../images/networks.svg)",
         "",
-        "Commands: `python -m benchmarks.networks --assets DIR` measures, `python -m benchmarks.networks` writes this page. Each "
-        "recipe is chosen on one random half of the images and measured on the other, both ways; means over several halvings. "
-        "*Envelope*: the best single network, plain or flipped, chosen on the same half, at no more cost. Gain: tuned minus "
-        "envelope, points, with the mean 95 % interval. All rows: [networks.csv](networks.csv).",
+        "Commands: `python -m benchmarks.networks --assets DIR` measures, `python -m benchmarks.networks` writes this "
+        "page. Each recipe is chosen on one random half of the images and measured on the other, both ways; means "
+        "over several halvings. *Envelope*: the best single network, plain or flipped, chosen on the same half, at no "
+        "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. All rows: [networks.csv](networks.csv).",
     ]
     for key, study in STUDIES.items():
         own = [r for r in rows if r.study == key]
@@ -258,9 +258,8 @@ def table(rows: Sequence[Row]) -> list[str]:
         own = {r.method: r for r in rows if r.ceiling == ceiling}
         best, tuned, plain = own["envelope"], own["tuned"], own["plain passes"]
         interval = f"{tuned.low:+.2f} to {tuned.high:+.2f}"
-        lines.append(
-            f"| {ceiling:g} | {best.accuracy:.2f} | {tuned.accuracy:.2f} | {tuned.gain:+.2f} | {interval} | {plain.accuracy:.2f} |"
-        )
+        cells = f"{ceiling:g} | {best.accuracy:.2f} | {tuned.accuracy:.2f} | {tuned.gain:+.2f} | {interval}"
+        lines.append(f"| {cells} | {plain.accuracy:.2f} |")
     lines += ["", "| what people do | accuracy | GMACs |", "|---|---|---|"]
     lines += [f"| {r.method} | {r.accuracy:.2f} | {r.gmacs:.3g} |" for r in rows if not r.ceiling]
     return lines
@@ -271,8 +270,9 @@ def readme_table(rows: Sequence[Row]) -> str:
     own = [r for r in rows if r.study == "imagenet"]
     images = own[0].images
     lines = [
-        f"Accuracy in % at equal compute on {images:,} ImageNet images, five public networks. Each recipe is chosen on one half of the",
-        "images and measured on the other. *Best single network*: plain or flipped, chosen in the same way, at no more cost.",
+        f"Accuracy in % at equal compute on {images:,} ImageNet images, five public networks. Each recipe is chosen on",
+        "one half of the images and measured on the other. *Best single network*: plain or flipped, chosen in the same way,",
+        "at no more cost.",
         "",
         "| compute, GMACs | best single network | networks tuned together | gain, points |",
         "|---|---|---|---|",
@@ -286,7 +286,8 @@ def readme_table(rows: Sequence[Row]) -> str:
         "",
         "![Accuracy over compute: single networks, flips, ensembles and tuned recipes](docs/images/networks.svg)",
         "",
-        "`python -m benchmarks.networks --assets DIR`; intervals and all rows: [docs/results/networks.md](docs/results/networks.md).",
+        "`python -m benchmarks.networks --assets DIR`; intervals and all rows: "
+        "[docs/results/networks.md](docs/results/networks.md).",
     ]
     return "\n".join(lines)
 

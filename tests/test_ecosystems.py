@@ -2,18 +2,41 @@
 
 import copy
 import inspect
+import logging
 import pickle
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from procedure_nets import SmallNet, seeded
 from small_nets import photo
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import unstride
 from unstride.errors import InputError
 
 X = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+class Logged(logging.Handler):
+    """What a library logs as a warning or an error."""
+
+    def __init__(self, library: str) -> None:
+        super().__init__(logging.WARNING)
+        self.logger, self.messages = logging.getLogger(library), list[str]()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> "Logged":
+        self.logger.addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.logger.removeHandler(self)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +99,10 @@ def test_a_transformers_pipeline_takes_it_unchanged(resnet):
     better = unstride.enhance(resnet, X[:1], recipe="multiscale-flip")
     ask = {"task": "image-classification", "image_processor": processor}
     images = [photo(k, (80, 80)) for k in range(3)]
-    found = transformers.pipeline(model=better, **ask)(images, top_k=5)
+    with Logged("transformers") as logged, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = transformers.pipeline(model=better, **ask)(images, top_k=5)
+    assert not logged.messages
     x = processor(images=images, return_tensors="pt")["pixel_values"]
     wanted = better(x).logits.softmax(1)
     for answers, row in zip(found, wanted, strict=True):
@@ -84,6 +110,10 @@ def test_a_transformers_pipeline_takes_it_unchanged(resnet):
         assert [scores[k] for k in range(5)] == pytest.approx(row.tolist(), abs=1e-5)
     plain = transformers.pipeline(model=resnet, **ask)(images, top_k=5)
     assert found != plain
+    assert isinstance(better, unstride.Enhanced) and repr(better).startswith("Enhanced(ResNetForImageClassification")
+    for again in (copy.deepcopy(better), pickle.loads(pickle.dumps(better)), better.replace(recipe="plain")):
+        assert isinstance(again, unstride.Enhanced) and type(again) is type(better)
+        assert again(X).logits.shape == (4, 5)
 
 
 def test_an_accelerate_loop_takes_it_unchanged(resnet):
@@ -101,3 +131,74 @@ def test_an_accelerate_loop_takes_it_unchanged(resnet):
         with torch.no_grad():
             found.append(accelerator.gather_for_metrics(model(**batch).logits))
     assert torch.allclose(torch.cat(found), wanted, atol=1e-5)
+
+
+def test_lightning_predicts_with_it():
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Task(lightning.LightningModule):
+        def __init__(self, network: nn.Module) -> None:
+            super().__init__()
+            self.network = network
+
+        def predict_step(self, batch: list[Tensor], index: int) -> Tensor:
+            return self.network(batch[0])
+
+    better = unstride.enhance(seeded(SmallNet()), recipe="flip", task="classification")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own, of the loader's workers
+        found = trainer.predict(Task(better), DataLoader(TensorDataset(X), batch_size=3))
+    torch.testing.assert_close(torch.cat(found), better(X))
+
+
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (1, "spawn")])
+def test_loaders_with_any_workers_and_start_method(workers: int, method: str | None) -> None:
+    labels = torch.tensor([0, 1, 2, 3])
+    loader = DataLoader(TensorDataset(X, labels), batch_size=3, num_workers=workers, multiprocessing_context=method)
+    result = unstride.evaluate(seeded(SmallNet()), loader, recipe="flip", task="classification")
+    alone = unstride.evaluate(seeded(SmallNet()), [(X, labels)], recipe="flip", task="classification")
+    assert result[-1].metrics == pytest.approx(alone[-1].metrics)
+
+
+def test_transforms_of_torchvision_and_timm_as_preprocess():
+    timm = pytest.importorskip("timm")
+    from torchvision.transforms import v2
+
+    tensor = [v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)]
+    lists = v2.Compose([v2.Resize(40), v2.CenterCrop(32), *tensor, v2.Normalize([0.5] * 3, [0.25] * 3)])
+    net, images = seeded(SmallNet()), [photo(k, (60, 50)) for k in range(2)]
+    for transform in (lists, timm.data.create_transform((3, 32, 32))):
+        better = unstride.enhance(net, recipe="flip", task="classification", preprocess=transform)
+        x = torch.stack([transform(image) for image in images])
+        with torch.no_grad():
+            torch.testing.assert_close(better(images), (net(x) + net(x.flip(-1))) / 2)
+
+
+NETS = """
+from torch import nn
+
+def net(channels):
+    layers = nn.Conv2d(channels, 4, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    return nn.Sequential(*layers)
+
+def grey():
+    return net(1)
+
+def many():
+    return net(6)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_grey_and_many_channels_are_read_from_the_model(tmp_path: Path) -> None:
+    from unstride.cli.main import app
+
+    file = tmp_path / "nets.py"
+    file.write_text(NETS)
+    photo(0, (60, 50)).save(tmp_path / "a.png")
+    for command in (["inspect", f"{file}:many"], ["inspect", f"{file}:grey"], ["predict", f"{file}:grey", "a.png"]):
+        words = [str(tmp_path / word) if word.endswith(".png") else word for word in command]
+        done = CliRunner().invoke(app, [*words, "--json"])
+        assert done.exit_code == 0, (command, done.output)

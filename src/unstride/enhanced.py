@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from unstride.execution.padding import cropped_output, sized
 from unstride.execution.prediction import Prediction
 from unstride.execution.record import Record
 from unstride.execution.runner import StageResult, executors_for, run
-from unstride.graph.capture import exporting
+from unstride.graph.capture import exporting, wanted_channels
 from unstride.graph.evaluation import checked_module
 from unstride.graph.keywords import image_argument
 from unstride.method.attention import Attention
 from unstride.models import LoadedModel
 from unstride.models.class_names import class_map
-from unstride.models.tasks import ASSUMED, Guess, known_task, task_of
+from unstride.models.tasks import ASSUMED, known_task, task_of
 from unstride.models.weights import place, under_model
 from unstride.recipe.files import StoredNetwork, check_name, write
 from unstride.recipe.presets import cascade
@@ -38,7 +39,8 @@ from unstride.recipe.recipe import Recipe
 from unstride.recipe.view import PLAIN
 from unstride.storage.fingerprint import fingerprint
 from unstride.tasks.tasks import TASKS
-from unstride.views.images import Preprocess, check_preprocess
+from unstride.views.given import check_preprocess
+from unstride.views.images import Preprocess
 from unstride.views.source import Canvas, PILImages, Source, as_source, autocast, check_images
 
 MOST_NETWORKS = 5
@@ -83,6 +85,8 @@ class Enhanced(nn.Module):
         if missing:
             names = ", ".join(map(repr, self.networks))
             raise OptionError(f"recipe: it names the network {missing[0]!r}; the networks here are {names}.")
+        if any(kind.__module__.startswith("transformers.") for kind in type(self.model).__mro__):
+            self.__class__ = class_named(type(self.model).__name__)
 
     @property
     def task(self) -> str:
@@ -219,6 +223,11 @@ class Enhanced(nn.Module):
                 return dict(zip(("device", "dtype"), place(model), strict=True))[name]
             return getattr(model, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As any module; a class that was made for a name is made again."""
+        made = super().__reduce_ex__(protocol)
+        return made if type(self) is Enhanced else (blank, (type(self).__name__,), *made[2:])
+
     def __repr__(self) -> str:
         """What it does in a few lines; not the whole network."""
         weights = sum(p.numel() for p in self.parameters())
@@ -276,8 +285,19 @@ class Enhanced(nn.Module):
             return None
         executor = executors_for(self.recipe, self.networks)[0]
         device, dtype = place(self.model)
-        channels = next((p.shape[1] for p in self.model.parameters() if p.ndim == 2 + len(frame.size)), 3)
+        channels = wanted_channels(self.model) or 3
         return executor.stride(torch.zeros(1, channels, *frame.size, device=device, dtype=dtype))
+
+
+@cache
+def class_named(name: str) -> type[Enhanced]:
+    """Enhanced with the name of a model's class, by which transformers' pipelines know what they can run."""
+    return type(name, (Enhanced,), {"__module__": __name__})
+
+
+def blank(name: str) -> Enhanced:
+    """An Enhanced of that class, to be filled by pickle."""
+    return class_named(name).__new__(class_named(name))
 
 
 Model = nn.Module | LoadedModel
@@ -314,9 +334,11 @@ def enhance(
     base = networks["base"].model
     if example is not None:
         example = check_images(example, "example", networks["base"].axes)[:1]
-    if task is None and not (isinstance(recipe, Recipe) or is_file(recipe)):
-        task = _loaded_task(model)
-    guess = _guess(task, base, example, isinstance(recipe, Recipe) or is_file(recipe))
+    recipe_says = isinstance(recipe, Recipe) or is_file(recipe)
+    first = next(iter(named_models(model).values()))
+    if task is None and not recipe_says and isinstance(first, LoadedModel):
+        task = first.task
+    guess = known_task(task, base, recipe_says) if example is None else task_of(task, base, example, recipe_says)
     opened = open_recipe(recipe, base, networks["base"].preprocess, guess.task)
     chosen = opened.recipe
     if opened.stored is not None:
@@ -334,12 +356,6 @@ def enhance(
     if guess.assumed:
         warnings.warn(TaskAssumed(str(guess)), stacklevel=2)
     return better
-
-
-def _guess(task: str | None, model: nn.Module, example: Tensor | None, recipe_says: bool) -> Guess:
-    if example is not None:
-        return task_of(task, model, example, recipe_says)
-    return known_task(task, model, recipe_says)
 
 
 def _networks(model: Any, preprocess: Any, execution: str) -> dict[str, Network]:
@@ -373,12 +389,6 @@ def named_models(model: Any) -> dict[str, Any]:
     if not 1 <= len(named) <= MOST_NETWORKS or not all(isinstance(name, str) and name for name in named):
         raise InputError(f"model: got {len(named)} networks, expected 1 to {MOST_NETWORKS}, each with a name.")
     return named
-
-
-def _loaded_task(model: Any) -> str | None:
-    """The task that comes with a loaded model."""
-    first = next(iter(named_models(model).values()))
-    return first.task if isinstance(first, LoadedModel) else None
 
 
 def check_budgets(budgets: Any) -> tuple[int, ...]:

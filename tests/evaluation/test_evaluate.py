@@ -1,6 +1,7 @@
 """The rows are what a few lines by hand give, whatever the batches, damages and restarts."""
 
 import json
+import math
 import os
 import warnings
 from contextlib import contextmanager
@@ -107,6 +108,26 @@ def test_a_gated_recipe_costs_what_its_images_cost(dataset):
     assert set(wanted) == {1.0, 2.0}
     assert row.cost.estimate == pytest.approx(np.mean(wanted))
     assert 1 <= row.cost.low < row.cost.estimate < row.cost.high <= 2
+
+
+def test_images_that_pass_a_gate_fill_whole_batches_of_the_next_network(dataset, tmp_path):
+    """Of 21 images in batches of 3, 14 go on. Only those of the first batch, which warms up, go on by themselves."""
+    sizes = []
+
+    class Large(tiny.Net):
+        def forward(self, x):
+            sizes.append(len(x))
+            return super().forward(x)
+
+    nets = {"base": tiny.net(), "other": Large().eval()}
+    top = nets["base"](tensors_of(dataset)[0]).softmax(1).topk(2, 1).values
+    margins = top[:, 0] - top[:, 1]
+    below = float(margins.sort().values[13:15].mean())
+    cascade = Recipe((Stage(), Stage(network="other", gate=unstride.Gate(below=below), join="replace")))
+    row = evaluate(nets, dataset, recipe=cascade, batch_size=3)[2]
+    assert row.cost.estimate == pytest.approx(1 + 14 / 21)
+    rest = 14 - int((margins[:3] < below).sum())
+    assert sizes[-math.ceil(rest / 3) :] == [3] * (rest // 3) + [rest % 3] * (rest % 3 > 0)
 
 
 def test_several_recipes_networks_and_baselines(dataset):

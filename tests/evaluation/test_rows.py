@@ -47,6 +47,17 @@ def test_the_table_has_one_line_for_each_row():
     assert describe_cost(ONE) == "1.00"
 
 
+@pytest.mark.parametrize("width", [60, 80, 90])
+def test_in_a_narrow_terminal_columns_are_left_out_and_named(width):
+    rows = [row(), row("flip", (0.01, -0.01, 0.03))]
+    whole, narrow = table(rows).splitlines(), table(rows, width).splitlines()
+    assert all(len(line) <= max(width, 75) for line in narrow[:-1])  # name, value, gain and cost always stay
+    there = set(narrow[0].split())
+    assert there < set(whole[0].split()) and {"accuracy", "gain", "cost"} <= there
+    named = narrow[-1].removeprefix("A wider terminal, or --json, also shows ").rstrip(".").split(", ")
+    assert there | set(named) == set(whole[0].split())
+
+
 def test_a_decision_is_of_a_row_and_its_baseline():
     rows = [row(), row("flip", (0.01, 0.002, 0.02), ConfidenceInterval(1.5, 1.4, 1.6))]
     assert str(decision_of(rows[1], rows)) == (

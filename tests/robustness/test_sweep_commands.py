@@ -10,11 +10,12 @@ import click
 import pytest
 import torch
 from robustness.bad_values import BAD_TEXT, prepare_folder
-from small_nets import photo, write_nets
+from small_nets import SOURCE, photo
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from unstride.cli.main import COMMANDS, app
+from unstride.errors import OptionError
 
 NET, DATA = "nets.py:net", "folder:photos"
 # What each command needs beside the option that is swept: little work, so that a value that is fine costs little.
@@ -68,11 +69,12 @@ def arguments(name: str, parameter: click.Parameter, text: str) -> list[str]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     prepare_folder(folder)
-    write_nets(folder)
+    (folder / "nets.py").write_text(SOURCE.replace("<b>[odd]</b> name", "odd"))
     photo(0, (32, 32)).save(folder / "a.png")
-    for k, name in enumerate(("red", "green", "blue", "odd")):
-        (folder / "photos" / name).mkdir(parents=True)
-        photo(k, (32, 32)).save(folder / "photos" / name / "a.png")
+    for k in range(8):
+        name = ("red", "green", "blue", "odd")[k % 4]
+        (folder / "photos" / name).mkdir(parents=True, exist_ok=True)
+        photo(k, (32, 32)).save(folder / "photos" / name / f"{k}.png")
     return folder
 
 
@@ -94,6 +96,19 @@ def test_bad_text(here: Path, monkeypatch: pytest.MonkeyPatch, name: str, parame
         elif result.exit_code not in (0, 1, 2, 3) or not 0 < len(result.output) < 20_000:
             problems.append(f"{what}: exit code {result.exit_code}, {len(result.output)} characters")
     assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("name", [name for name in USUAL if name not in ("reproduce", "studio", "demo", "recipe")])
+def test_the_usual_arguments_reach_the_work(here: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """So that it is the swept value that is refused."""
+
+    def works(*_: Any, **__: Any) -> Any:
+        raise OptionError("it worked")
+
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", works)
+    output = CliRunner().invoke(app, [name, *USUAL[name]]).output
+    assert "it worked" in output or "1 of them could not be read or run" in output or "c.csv.runs" in output
 
 
 def test_every_command_is_swept() -> None:

@@ -11,7 +11,8 @@ from torchvision.models import get_model_weights
 
 from unstride.errors import OptionError, SpecError
 from unstride.models import load
-from unstride.models.libraries import from_timm, from_torchvision, from_transformers
+from unstride.models.libraries import from_timm, from_transformers
+from unstride.views.given import check_preprocess, from_torchvision
 from unstride.views.images import Preprocess
 
 
@@ -25,6 +26,48 @@ def image(request):
 def test_torchvision(image, name):
     preset = get_model_weights(name).DEFAULT.transforms()
     assert torch.equal(from_torchvision(preset)(image), preset(image))
+    assert check_preprocess(preset) == from_torchvision(preset)
+
+
+def as_lists(version):
+    """The usual transforms of a classifier, as torchvision's guides write them."""
+    if version == "v1":
+        from torchvision import transforms as t
+
+        tensor = [t.ToTensor()]
+    else:
+        from torchvision.transforms import v2 as t
+
+        tensor = [t.PILToTensor(), t.ToDtype(torch.float32, scale=True)]
+    normalise = t.Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.2))
+    return t.Compose([t.Resize(80), t.CenterCrop((60, 64)), t.Compose(tensor), normalise])
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_lists_of_torchvision_transforms(image, version):
+    theirs = as_lists(version)
+    assert torch.equal(check_preprocess(theirs)(image), theirs(image))
+
+
+def test_grey_transforms_and_those_on_tensors(image):
+    from torchvision.transforms import v2
+
+    on_tensors = v2.Compose([v2.ToImage(), v2.Resize((40, 50)), v2.ToDtype(torch.float32, scale=True)])
+    assert (check_preprocess(on_tensors)(image) - on_tensors(image)).abs().mean() < 0.01
+    grey = v2.Compose([v2.Grayscale(), v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
+    assert torch.equal(check_preprocess(grey)(image), grey(image))
+
+
+def test_transforms_that_are_no_preprocess_are_named():
+    from torchvision.transforms import v2
+
+    for step in (v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32), v2.Resize(80, max_size=90)):
+        with pytest.raises(OptionError, match=type(step).__name__):
+            check_preprocess(v2.Compose([step]))
+    with pytest.raises(OptionError, match="Resize"):
+        check_preprocess(v2.Compose([v2.CenterCrop(8), v2.Resize(8)]))
+    with pytest.raises(OptionError, match="got function, wanted a Preprocess"):
+        check_preprocess(as_lists)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0", "convnext_tiny.fb_in22k", "maxvit_tiny_tf_384"])
@@ -32,6 +75,7 @@ def test_timm(image, name):
     config = timm.data.resolve_data_config(timm.get_pretrained_cfg(name).to_dict())
     theirs = timm.data.create_transform(**config, is_training=False)
     assert torch.equal(from_timm(config)(image), theirs(image))
+    assert torch.equal(check_preprocess(theirs)(image), theirs(image))
 
 
 def test_timm_frames_are_refused_for_real_weights_only():

@@ -1,4 +1,4 @@
-"""Networks of other tasks, small and with random weights: taken for what they are, and the same invariants for all of them.
+"""Networks of other tasks, small and with random weights: taken for what they are, and the same invariants for all.
 
 The whole list is `tests/task_nets.py`, swept by `benchmarks/coverage.py`; here are the ones that differ most.
 """

@@ -25,7 +25,7 @@ from unstride.cli.options import (
     numbers,
     weights_named,
 )
-from unstride.cli.printing import print_table, screen
+from unstride.cli.printing import terminal_width
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
@@ -126,18 +126,10 @@ def _slug(specs: Sequence[str] | None, recipe: RecipeOptions, data: str) -> str:
 
 
 def _show(rows: Sequence[Row], decisions: dict[str, str]) -> None:
-    from rich.table import Table
+    from unstride.evaluation.rows import table
 
-    from unstride.evaluation.rows import cells
-
-    titles, lines = cells(rows)
-    about = rows[0].provenance
-    table = Table(title=f"{about.get('data', '')}: {rows[0].images:,} images. Costs in {rows[-1].cost_unit}.")
-    for k, title in enumerate(titles):
-        table.add_column(title, justify="left" if k in (0, 2) else "right")
-    for line in lines:
-        table.add_row(*line)
-    console = screen()
-    print_table(console, table)
+    data = rows[0].provenance.get("data", "")
+    typer.echo(f"{data}: {rows[0].images:,} images. Costs in {rows[-1].cost_unit}.\n")
+    typer.echo(table(rows, terminal_width()))
     for name, sentence in decisions.items():
-        console.print(f"{name}: {sentence}" if len(decisions) > 1 else sentence, markup=False, highlight=False)
+        typer.echo(f"\n{name}: {sentence}" if len(decisions) > 1 else f"\n{sentence}")

@@ -22,6 +22,12 @@ def screen(stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=True, width=WIDE)
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal; None for a file or a pipe, where lines may be long."""
+    console = screen()
+    return None if console.soft_wrap else console.width
+
+
 def print_table(console: Console, table: Table) -> None:
     """Print a table; where it is wider than the screen, each row as a list of `name value`."""
     from rich.markup import escape

@@ -18,6 +18,7 @@ from unstride.cli.options import (
     Weights,
     weights_named,
 )
+from unstride.cli.printing import terminal_width
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
@@ -143,7 +144,7 @@ def _write_and_print(
     if as_json:
         typer.echo(strict_json.dumps({**tuned.to_json(), **written}))
         return
-    typer.echo(str(tuned))
+    typer.echo(tuned.text(terminal_width()) if isinstance(tuned, Tuned) else str(tuned))
     for path in written.values():
         typer.echo(f"wrote {path}")
     if out is not None and "out" not in written:

@@ -21,6 +21,7 @@ POWER = 0.8  # how often the images that would settle a decision do so, if the e
 MOST_IMAGES = 100_000
 SAME_COST = 0.01  # costs that differ by less than this share are a tie
 OVERRUN = 0.05  # how often the mean cost on new images may exceed the ceiling
+SEVERAL = 0.9  # of that, for several gates, which are approximated
 
 Verdict = Literal["use", "inconclusive", "keep"]
 
@@ -163,10 +164,11 @@ def safe_shares(
     def scaled(step: int) -> tuple[float, ...]:
         return tuple(math.floor(share * step + 1e-9) / images for share in shares)
 
+    overrun = OVERRUN if len(shares) == 1 else SEVERAL * OVERRUN
     low, high = 0, images + 1  # of `images` steps, the largest that is safe
     while high - low > 1:
         middle = (low + high) // 2
-        cost = base_cost + _extra_quantile(extra_costs, scaled(middle), images, new_images, 1 - OVERRUN)
+        cost = base_cost + _extra_quantile(extra_costs, scaled(middle), images, new_images, 1 - overrun)
         low, high = (middle, high) if cost <= ceiling + 1e-9 else (low, middle)
     return scaled(low)
 

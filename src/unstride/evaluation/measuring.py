@@ -41,11 +41,13 @@ from unstride.storage.cache import Cache, RunKey, Values, tell_reused
 from unstride.storage.distributed import World
 from unstride.storage.progress import progress as show_progress
 from unstride.storage.provenance import versions
+from unstride.tasks.tasks import TASKS
 from unstride.views.source import PILImages
 
 SIDE = 224  # pixels: of images of this size, so many are one batch
 BATCH = 32
 CHUNK = 64  # images that one process takes at once
+PACKED = 256  # images that pass gates together, so that those who go on fill whole batches
 _READERS = 4
 _OWN = ("cost", "macs", "seconds")  # of an image, beside its stats
 
@@ -115,14 +117,15 @@ def measure(
     if us.leads:
         tell_reused(sum(not own for own in missing), len(keys), folder)
     todo = [i for i, own in enumerate(missing) if own]
-    chunk = max(CHUNK, size)
+    together = max(size, PACKED) if any(map(_gates_images, variants)) else size
+    chunk = max(CHUNK, together)
     chunks = [todo[start : start + chunk] for start in range(0, len(todo), chunk)][us.rank :: us.size]
     label = "evaluating" + (f" (process 1 of {us.size})" if us.size > 1 else "")
-    run = _Run(variants, data, scoring, caches, keys)
+    run = _Run(variants, data, scoring, caches, keys, size, together)
     with show_progress(label, sum(map(len, chunks)), progress and us.leads) as advance:
         start, done = time.monotonic(), 0
         for indices in chunks:
-            for count in run.chunk(indices, missing, size):
+            for count in run.chunk(indices, missing):
                 done += count
                 advance(count, f"{done / (time.monotonic() - start):.1f} images/s")
     us.wait()
@@ -218,20 +221,31 @@ def outputs_of(variants: Sequence[Variant], data: Data, index: int) -> list[Tens
 
 # ---------------------------------------------------------------- batches
 class _Run:
-    """Runs batches through every pipeline that needs them, and caches the results."""
+    """Runs images through every pipeline that needs them, and caches the results.
+
+    `together` images start at once, in batches of `size`.
+    """
 
     def __init__(
-        self, variants: Sequence[Variant], data: Data, scoring: Scoring, caches: Sequence[Cache], keys: Sequence[str]
+        self,
+        variants: Sequence[Variant],
+        data: Data,
+        scoring: Scoring,
+        caches: Sequence[Cache],
+        keys: Sequence[str],
+        size: int,
+        together: int,
     ) -> None:
         self.variants, self.data, self.scoring, self.caches, self.keys = variants, data, scoring, caches, keys
+        self.size, self.together = size, together
         self.place = place(variants[0].pipeline.better.model)
         self.warm: set[tuple[int, tuple[int, ...]]] = set()
-        self.uncounted = any(map(_uncounted, variants))
+        self.uncounted = [_uncounted(variant) for variant in variants]
 
-    def chunk(self, indices: Sequence[int], missing: Sequence[Sequence[int]], size: int) -> Iterator[int]:
-        """The images of a chunk in batches of one shape; yields how many are done."""
+    def chunk(self, indices: Sequence[int], missing: Sequence[Sequence[int]]) -> Iterator[int]:
+        """The images of a chunk in groups of one shape; yields how many are done."""
         waiting: dict[Any, list[_LabelledImage]] = {}
-        for index, image in _read_ahead(self.data, indices, min(64, 2 * size)):
+        for index, image in _read_ahead(self.data, indices, min(64, 2 * self.size)):
             if isinstance(image, str):
                 for v in missing[index]:
                     self.caches[v].put({self.keys[index]: {"error": image}})
@@ -239,10 +253,14 @@ class _Run:
                 continue
             kind = (tuple(image.pixels.shape), tuple(missing[index]))
             waiting.setdefault(kind, []).append(image)
-            if len(waiting[kind]) == size:
+            if len(waiting[kind]) >= self.enough(kind[0]):
                 yield self.batch(waiting.pop(kind), missing[index])
         for (_, wanted), images in waiting.items():
             yield self.batch(images, wanted)
+
+    def enough(self, shape: tuple[int, ...]) -> int:
+        """The first batch of a size warms up."""
+        return self.together if any(shape == known for _, known in self.warm) else self.size
 
     def batch(self, images: Sequence[_LabelledImage], wanted: Sequence[int]) -> int:
         source = source_of(self.data, images, *self.place)
@@ -257,16 +275,17 @@ class _Run:
         except (InputError, DataError, ModelRaised) as error:
             if len(images) == 1:
                 return {self.keys[images[0].index]: {"error": f"{images[0].name}: {error}"}}
-            alone = [(image, source_of(self.data, [image], *self.place)) for image in images]
-            return {k: value for image, own in alone for k, value in self.results(v, [image], own).items()}
+            middle = len(images) // 2
+            parts = [(part, source_of(self.data, part, *self.place)) for part in (images[:middle], images[middle:])]
+            return {k: value for part, own in parts for k, value in self.results(v, part, own).items()}
 
     def computed(self, v: int, images: Sequence[_LabelledImage], source: Any) -> dict[str, Values]:
         variant = self.variants[v]
         result, seconds = self.timed(v, images, source)
         reported = result.returned()[COST].tolist() if _reports_cost(variant) else None
         outputs = result.at_budgets() if variant.budgets else {0: (result.output, reported or result.costs)}
-        base = result.record.base_macs
-        if self.uncounted and math.isnan(seconds):  # time is the only cost there is
+        base = 0 if self.uncounted[v] else result.record.base_macs
+        if any(self.uncounted) and math.isnan(seconds):  # time is the only cost there is
             _, seconds = self.timed(v, images, source)
         values: list[Values] = [{} for _ in images]
         for budget, (output, costs) in outputs.items():
@@ -283,13 +302,18 @@ class _Run:
         """A batch through a pipeline, and the seconds of an image; NaN for the first batch of its size."""
         variant = self.variants[v]
         start = time.perf_counter()
-        result = variant.pipeline.better.run(source, budgets=variant.budgets)
+        result = variant.pipeline.better.run(source, budgets=variant.budgets, batch_size=self.size)
         wait_for(self.place[0])
         seconds = (time.perf_counter() - start) / len(images)
         kind = (v, tuple(images[0].pixels.shape))
         first = kind not in self.warm
         self.warm.add(kind)
         return result, math.nan if first else seconds
+
+
+def _gates_images(variant: Variant) -> bool:
+    recipe = variant.pipeline.better.recipe
+    return not TASKS[recipe.task].maps and any(stage.gate is not None for stage in recipe.stages)
 
 
 def _uncounted(variant: Variant) -> bool:

@@ -134,20 +134,23 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return titles, lines
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows as lines of text, aligned."""
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """The rows as lines of text, aligned. In less `width`, metrics and then counts are left out and named below."""
     if not rows:
         return "no rows"
     titles, lines = cells(rows)
     widths = [max(len(line[k]) for line in (titles, *lines)) for k in range(len(titles))]
-    left = {0, 2, 5}
+    name, value, gain, cost = 0, 1, 2, 5
+    there = list(range(len(titles)))
+    while width is not None and sum(widths[k] + 2 for k in there) - 2 > width and len(there) > 4:
+        there.remove(max(set(there) - {name, value, gain, cost}))
     aligned = [
-        "  ".join(
-            text.ljust(w) if k in left else text.rjust(w) for k, (text, w) in enumerate(zip(line, widths, strict=True))
-        )
+        "  ".join(line[k].ljust(widths[k]) if k in (name, gain, cost) else line[k].rjust(widths[k]) for k in there)
         for line in (titles, *lines)
     ]
-    return "\n".join(line.rstrip() for line in aligned)
+    left_out = [title for k, title in enumerate(titles) if k not in there]
+    note = [f"A wider terminal, or --json, also shows {', '.join(left_out)}."] if left_out else []
+    return "\n".join([*(line.rstrip() for line in aligned), *note])
 
 
 def write_rows(path: str | Path, rows: Iterable[Row]) -> Path:

@@ -207,7 +207,7 @@ def count_base(record: Record, base: Network, executors: list[Executor], source:
     images = for_network(source.rows([0]), base.preprocess).render(PLAIN)
     executor = next((e for e in executors if e.network is base), None) or ModelExecutor(base, record.task)
     macs = executor.forward_macs(images)
-    record.timed = macs <= 1 or not all(e.network.counts_macs for e in executors)
+    record.timed = macs == 1 or not all(e.network.counts_macs for e in executors)  # a graph without MACs costs 0
     record.base_work = macs * work_per_mac(executor, images) if record.timed else macs
 
 

@@ -112,6 +112,12 @@ def wanted_axes(model: nn.Module) -> int:
     return next((axes for m in model.modules() for kind, axes in _CONVS.items() if isinstance(m, kind)), 2)
 
 
+def wanted_channels(model: nn.Module) -> int | None:
+    """How many channels a model's input has, by its first convolution; None without one."""
+    first = next((m for m in model.modules() if isinstance(m, tuple(_CONVS))), None)
+    return None if first is None else int(first.in_channels)  # type: ignore[arg-type]
+
+
 def capture(model: nn.Module, example: Tensor) -> Graph:
     """Export `model` once for all batch sizes at the example's image size.
 

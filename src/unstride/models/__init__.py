@@ -37,13 +37,14 @@ from torch.utils._pytree import tree_leaves
 
 from unstride.errors import ArtefactError, OptionError, PreprocessAssumed, SpecError, UnstrideError
 from unstride.geometry.grids import by
-from unstride.graph.capture import wanted_axes
+from unstride.graph.capture import wanted_axes, wanted_channels
 from unstride.graph.evaluation import evaluating
 from unstride.models import libraries
 from unstride.models.libraries import Blueprint, close_to, first_line
 from unstride.models.weights import build_for, fit, place, read_weights, seeded
 from unstride.tasks.tasks import task_named
-from unstride.views.images import MAX_ENLARGED, Preprocess
+from unstride.views.given import check_preprocess
+from unstride.views.images import IMAGENET_MEAN, IMAGENET_STD, MAX_ENLARGED, Preprocess
 
 __all__ = ["LoadedModel", "Preprocess", "load", "read_weights"]
 
@@ -108,7 +109,8 @@ class LoadedModel:
             raise OptionError(f"image size {by(size)}: the model wants {axes} axes; give one number for all of them")
         if not (min(size) >= 1 and math.prod(size) <= MAX_ENLARGED):
             raise OptionError(f"image size {by(size)}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
-        return torch.randn(1, len(self.preprocess.mean), *size, generator=torch.Generator().manual_seed(0))
+        channels = wanted_channels(self.model) or len(self.preprocess.mean)
+        return torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
 
     def for_task(self, task: str) -> LoadedModel:
         """The same; where nobody said how images are prepared, whole for a map."""
@@ -119,8 +121,8 @@ class LoadedModel:
     def __repr__(self) -> str:
         millions = sum(p.numel() for p in self.model.parameters()) / 1e6
         return (
-            f"LoadedModel({self.spec!r}, weights={self.weights!r}: {type(self.model).__name__}, {millions:.1f} M parameters"
-            f", task={self.task!r}, {len(self.classes)} class names, {self.preprocess})"
+            f"LoadedModel({self.spec!r}, weights={self.weights!r}: {type(self.model).__name__}, {millions:.1f} M "
+            f"parameters, task={self.task!r}, {len(self.classes)} class names, {self.preprocess})"
         )
 
 
@@ -222,6 +224,8 @@ def _usual(model: nn.Module, spec: str) -> Preprocess:
     """The default, with a warning: ImageNet's; volumes are taken as they are stored."""
     volumes = wanted_axes(model) == 3
     usual = Preprocess(None, None, (0.0,), (1.0,), channels="L") if volumes else Preprocess()
+    if not volumes and wanted_channels(model) == 1:
+        usual = Preprocess(mean=(sum(IMAGENET_MEAN) / 3,), std=(sum(IMAGENET_STD) / 3,), channels="L")
     how = f"images are prepared as ImageNet's: {usual} (for maps, whole)"
     if volumes:
         how = "volumes are taken as they are stored"
@@ -235,16 +239,15 @@ def _usual(model: nn.Module, spec: str) -> Preprocess:
 
 
 def _as_preprocess(given: Any, spec: str) -> Preprocess:
-    if isinstance(given, Preprocess):
-        return given
     if isinstance(given, Mapping):
         return Preprocess.from_json(given)
-    if all(hasattr(given, part) for part in ("resize_size", "mean", "std", "interpolation")):
-        return libraries.from_torchvision(given)
-    raise SpecError(
-        f"{spec}: its preprocessing is {type(given).__name__}; wanted unstride.models.Preprocess, a dict of its "
-        "fields, or a torchvision preset such as weights.transforms()"
-    )
+    try:
+        prepared = check_preprocess(given)
+    except OptionError as error:
+        raise SpecError(f"{spec}: {error}") from error
+    if prepared is None:
+        raise SpecError(f"{spec}: it returned no preprocessing beside the module; wanted a Preprocess.")
+    return prepared
 
 
 def _from_sample(spec: str) -> LoadedModel:

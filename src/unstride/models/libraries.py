@@ -17,6 +17,7 @@ from unstride.compat import import_torchvision
 from unstride.errors import SpecError, UnstrideWarning
 from unstride.models.tasks import library_task
 from unstride.tasks.tasks import TASKS
+from unstride.views.given import from_torchvision, side_of
 from unstride.views.images import Preprocess
 
 _SEGMENTATION_CLASSES = 21  # of random networks, where the library has no number of its own; torchvision's choice
@@ -89,24 +90,6 @@ def _torchvision(name: str) -> Blueprint:
         lambda model: "segmentation" if segments else "classification",
         lambda model: tuple(best.meta["categories"]),
     )
-
-
-def from_torchvision(preset: Any) -> Preprocess:
-    """A torchvision preset, `weights.transforms()`, as Preprocess."""
-    return Preprocess(
-        resize=_side(preset.resize_size),
-        crop=_side(getattr(preset, "crop_size", None)),
-        mean=tuple(preset.mean),
-        std=tuple(preset.std),
-        interpolation=preset.interpolation.value,
-    )
-
-
-def _side(size: Any) -> int | tuple[int, int] | None:
-    """Libraries write 256, [256] and [256, 192]."""
-    if size is None or isinstance(size, int):
-        return size
-    return int(size[0]) if len(size) == 1 else (int(size[0]), int(size[1]))
 
 
 def imagenet_names() -> tuple[str, ...]:
@@ -256,7 +239,7 @@ class _Transformers:
             return from_transformers(made.to_dict())
         if TASKS[self.task(model)].maps:
             return Preprocess(resize=None, crop=None)
-        size = _side(getattr(model.config, "image_size", 224))
+        size = side_of(getattr(model.config, "image_size", 224))
         return Preprocess(resize=size, crop=size)
 
     def task(self, model: Any) -> str:

@@ -63,6 +63,10 @@ class Tuned:
         return next(row for row in self.rows if row.name == f"tuned for {self.ceiling:g}")
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The decision, the recipe and the table, in lines of at most `width` where the names allow it."""
         cost = f"{self.cost.estimate:.2f}"
         if self.cost.width:
             cost += f" (95 % CI {self.cost.low:.2f} to {self.cost.high:.2f})"
@@ -71,7 +75,7 @@ class Tuned:
             str(self.recipe),
             f"expected cost {cost}, ceiling {self.ceiling:g}, in {self.row.cost_unit}",
             "",
-            table(self.rows),
+            table(self.rows, width),
             "",
             "Figures of tuned recipes are cross-validated. Passes and thresholds are those of the final recipe.",
             *self.notes,

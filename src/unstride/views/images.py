@@ -343,15 +343,6 @@ def _is_side(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_SIDE
 
 
-def check_preprocess(value: Any) -> Preprocess | None:
-    """The value, or OptionError where it is neither a Preprocess nor None."""
-    if not isinstance(value, Preprocess | None):
-        raise OptionError(
-            f"preprocess: got {type(value).__name__}, wanted a Preprocess. From a dict, use Preprocess.from_json(...)"
-        )
-    return value
-
-
 def image_size(name: str, value: Any) -> tuple[int, int]:
     """(height, width) of a number of pixels, or of two; `name` is for the error."""
     values = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, list | tuple) else ()

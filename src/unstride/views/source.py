@@ -20,7 +20,8 @@ from torch.nn.functional import interpolate
 from unstride.errors import InputError, OptionError
 from unstride.graph.capture import SHAPES
 from unstride.recipe.view import PLAIN, View
-from unstride.views.images import Preprocess, check_preprocess, image_size, reflected, uint8_images
+from unstride.views.given import check_preprocess
+from unstride.views.images import Preprocess, image_size, reflected, uint8_images
 
 PLACING = {"Size", "Crop", "ShiftX", "ShiftY", "FiveCrop"}
 FLIPS = {"FlipLR": -1, "FlipUD": -2, "FlipFB": -3}  # the axis that each reverses; only volumes have the third
@@ -118,8 +119,7 @@ class Canvas:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
             raise InputError(f"images: got {came}, wanted floats (B, C, H, W); for one image pass image.unsqueeze(0)")
         _check_tensor(self.pixels)
-        if self.preprocess is not None:
-            check_preprocess(self.preprocess)
+        object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
         height, width = self.pixels.shape[2:]
         top, left, h, w = _box(self.box) if self.box is not None else _centre(self.crop, height, width)
         if not (h > 0 and w > 0 and top >= 0 and left >= 0 and top + h <= height and left + w <= width):
@@ -266,7 +266,7 @@ class PILImages:
     prepared: Mapping[View, Tensor] = field(default_factory=dict)  # views that were rendered ahead
 
     def __post_init__(self) -> None:
-        check_preprocess(self.preprocess)
+        object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
         wrong = [type(image).__name__ for image in self.images if not isinstance(image, Image.Image)]
         if wrong or self.preprocess is None:
             came = wrong[0] if wrong else "no preprocess"
@@ -396,7 +396,5 @@ def autocast(source: Source, precision: str | None) -> AbstractContextManager[An
     """torch.autocast to a precision on the device of the images; nothing without one."""
     if precision is None:
         return nullcontext()
-    like = (
-        source.pixels if isinstance(source, Canvas | Block) else source.like if isinstance(source, PILImages) else None
-    )
+    like = source.like if isinstance(source, PILImages) else getattr(source, "pixels", None)
     return torch.autocast("cpu" if like is None else like.device.type, getattr(torch, precision))
