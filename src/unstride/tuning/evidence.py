@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unstride.evaluation.decisions import Decision, cost_interval, decide
-from unstride.evaluation.evaluate import TIME_UNIT
 from unstride.evaluation.intervals import ConfidenceInterval, PairedCounts, cross_validated
 from unstride.evaluation.labelled import Data
 from unstride.evaluation.measuring import Variant, measure
 from unstride.evaluation.metric_names import margin_of, unit_of
 from unstride.evaluation.rows import COST_UNIT, Row
 from unstride.evaluation.scoring import Scoring
-from unstride.evaluation.timing import TimeRatio
+from unstride.evaluation.timing import SLOWER, TimeRatio
+from unstride.execution.prediction import TIME_UNIT
 from unstride.pipeline import Pipeline
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import Recipe
@@ -36,7 +36,6 @@ from unstride.tuning.simulate import Simulated, can_simulate, plain_outputs, sim
 from unstride.views.source import place
 
 Z = 1.96  # standard errors of a 95 % interval
-SLOWER = 1.25  # times what the cost says: worth a note
 Stats = dict[str, Any]
 
 
