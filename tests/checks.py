@@ -16,7 +16,8 @@ from unstride.engine.engine import Engine
 from unstride.geometry.find import find_layers
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
-from unstride.graph.capture import Graph, capture, tolerance
+from unstride.graph.capture import Graph, capture
+from unstride.graph.verify import tolerance
 
 STRIDED = {"conv", "max_pool", "avg_pool", "slice", "merge", "resize"}
 

@@ -14,7 +14,8 @@ from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, OptionError, UnstrideError
 from unstride.geometry.find import find_layers
 from unstride.geometry.states import State
-from unstride.graph.capture import capture, tolerance
+from unstride.graph.capture import capture
+from unstride.graph.verify import tolerance
 
 
 class Residual(nn.Module):
