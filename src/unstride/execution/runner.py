@@ -59,7 +59,7 @@ class StageResult:
         """What the model returns, with the combined values in it."""
         base = ModelOutput.joined(self.record.structure)
         also = {index: torch.cat(values) for index, values in self.record.also.items()}
-        return base.replaced([self.output, *self.combined.values()[1:]], also)
+        return base.replaced([self.output, *(part.value() for part in self.combined.parts[1:])], also)
 
     def predictions(self, assumed: str = "") -> list[Prediction]:
         return self.record.predictions(self.output, assumed)
