@@ -243,6 +243,13 @@ def test_from_pixels_each_network_gets_its_own_preprocessing(tmp_path):
         unstride.export(better, tmp_path / "tensor.onnx", example=32)
 
 
+def test_the_share_of_the_same_class_counts_images_that_are_near_another_class():
+    better = unstride.enhance(small(), recipe="plain", task="classification")
+    wanted = torch.tensor([[2.0, 0.0, 0.0], [1.001, 1.0, 0.0]])
+    got = torch.tensor([[2.0, 0.0, 0.0], [0.999, 1.0, 0.0]]).numpy()
+    assert checking.same_class(got, wanted, better).tolist() == [1.0, 0.0]
+
+
 def test_int8_networks_are_smaller_and_nearly_agree(tmp_path):
     models = {"small": small(), "large": Large(4000)}
     images = X[:16]
@@ -252,6 +259,8 @@ def test_int8_networks_are_smaller_and_nearly_agree(tmp_path):
     assert re.search(r"int8: same class as float32 for \d+\.\d% of these images", str(file))
     same = run(images)["output"].argmax(1) == better(images).argmax(1).numpy()
     assert same.mean() >= 0.75
+    with pytest.raises(OptionError, match="images to calibrate"):
+        written(tmp_path, models, recipe, quantize="int8")
 
 
 # ---------------------------------------------------------------------------------------------------- .pt2

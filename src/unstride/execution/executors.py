@@ -55,7 +55,9 @@ class Network:
         self.captures = Captures(self.model, self.execution)
 
     def base_classes(self, output: Tensor) -> Tensor:
-        """An output (B, K, ...) in the order of the base network's classes; with `classes`."""
+        """An output (B, K, ...) in the order of the base network's classes."""
+        if not self.classes:
+            return output
         if max(self.classes) >= output.shape[1]:
             raise InputError(
                 f"{self.name}: its outputs have {output.shape[1]} classes, and the class map names class "
