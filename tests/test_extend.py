@@ -235,7 +235,7 @@ def test_a_name_has_its_form(register):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: extend.reader("tiles", "counting"), "task 'counting' is not one of"),
+        (lambda: extend.reader("tiles", "counting"), "task: got 'counting', wanted one of"),
         (lambda: extend.view("Gamma", values=(2.0, 1.0)), r"wanted \(low, high\)"),
         (lambda: extend.view("Gamma", undo=gamma), "say moves=True"),
     ],
