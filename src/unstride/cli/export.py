@@ -25,7 +25,8 @@ def export(
     ] = False,
     quantize: Annotated[str | None, typer.Option(help="int8: quantise each network, calibrated with --images.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of images to check the file with. Default: generated images.")
+        Path | None,
+        typer.Option(help="Folder of images to check the file with, and to calibrate int8. Default: generated."),
     ] = None,
     limit: Limit = 256,
     image_size: ImageSize = None,
