@@ -12,7 +12,7 @@ from small_nets import photo, png, write_nets
 
 import unstride
 from unstride.errors import InputError, OptionError
-from unstride.predicting.ray import RayPredictor
+from unstride.predicting import RayPredictor
 
 HERE = Path(__file__).parents[1]
 
