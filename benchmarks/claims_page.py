@@ -181,13 +181,13 @@ class Gain:
     spread: float | None = None
 
     @property
-    def sure(self) -> int:
-        """1: measurably better, -1: measurably worse, 0: neither."""
+    def significant(self) -> int:
+        """1: significantly better, -1: significantly worse, 0: neither."""
         return (self.low > 0) - (self.high < 0)
 
     def __str__(self) -> str:
         text = f"{self.value:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
-        return f"**{text}**" if self.sure else text
+        return f"**{text}**" if self.significant else text
 
 
 def gain(rows: Sequence[ClaimRow], network: str, claim: Claim) -> Gain | None:
@@ -206,15 +206,16 @@ def page(rows: Sequence[ClaimRow]) -> str:
     found = {
         (claim, n): g for claims in CLAIMS.values() for claim in claims for n in networks if (g := gain(rows, n, claim))
     }
-    counts = {sign: sum(g.sure == sign for g in found.values()) for sign in (1, 0, -1)}
-    same = sum(g.value > 0 for g in found.values() if not g.sure)
+    counts = {sign: sum(g.significant == sign for g in found.values()) for sign in (1, 0, -1)}
+    same = sum(g.value > 0 for g in found.values() if not g.significant)
     alone = [found[claim, n] for claim, n in found if claim.against == "base model"]
     lines = [
         "# Do the paper's claims hold?",
         "",
-        f"**Of {len(found)} comparisons {counts[1]} are measurably as the paper claims, {counts[-1]} measurably the "
-        f"opposite, and {counts[0]} too small to tell** ({same} of these point the paper's way). Against the network "
-        f"alone, states gain {min(g.value for g in alone):+.1f} to {max(g.value for g in alone):+.1f} points.",
+        f"**Of {len(found)} comparisons {counts[1]} are significantly as the paper claims, {counts[-1]} are "
+        f"significantly the opposite, and {counts[0]} are inconclusive** ({same} of these point the paper's way). "
+        f"Against the network alone, states gain {min(g.value for g in alone):+.1f} to "
+        f"{max(g.value for g in alone):+.1f} points.",
         "",
         "Command: `python -m benchmarks.claims --assets DIR`, then `python -m benchmarks.claims_page`. Accuracy in "
         "points, better over worse as the paper claims it, on the same images, with the paired 95 % interval; bold "

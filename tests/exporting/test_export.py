@@ -152,12 +152,12 @@ def test_a_cascade_holds_each_network_once_and_says_what_it_is(tmp_path):
     model = onnx.load(file.path)
     for value in (*model.graph.input, *model.graph.output):
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    stored = tomllib.loads(told["unstride.recipe"])
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    stored = tomllib.loads(metadata["unstride.recipe"])
     head = {k: stored.pop(k) for k in ("format", "networks", "cost_of")}
     assert from_data(stored) == better.recipe
-    assert json.loads(told["unstride.networks"])["large"]["fingerprint"] == head["networks"]["large"]["fingerprint"]
-    assert "torch" in json.loads(told["unstride.provenance"])["versions"]
+    assert json.loads(metadata["unstride.networks"])["large"]["fingerprint"] == head["networks"]["large"]["fingerprint"]
+    assert "torch" in json.loads(metadata["unstride.provenance"])["versions"]
 
 
 def test_the_file_runs_without_torch_and_unstride(tmp_path):

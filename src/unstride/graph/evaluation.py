@@ -42,7 +42,7 @@ def checked_module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         hint = " A model by its name is loaded first: unstride.models.load(...)." if isinstance(model, str) else ""
         raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module.{hint}")
-    if any(getattr(m, "is_enhanced", False) for m in model.modules()):
+    if any(getattr(type(m), "is_enhanced", False) for m in model.modules()):
         raise InputError(
             "model: it is enhanced already. Pass the inner module (better.model), or change the recipe with "
             "better.replace(...)."
