@@ -161,11 +161,11 @@ def test_other_threads_are_heard_while_one_captures(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_size_is_captured_once_and_many_sizes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unstride.execution import captures as plans
+    from unstride.execution import graph_executor
 
     made: list[int] = []
-    real = plans.capture
-    monkeypatch.setattr(plans, "capture", lambda m, x: made.append(x.shape[-1]) or real(m, x))
+    real = graph_executor.capture
+    monkeypatch.setattr(graph_executor, "capture", lambda m, x: made.append(x.shape[-1]) or real(m, x))
     better = unstride.enhance(seeded(SmallNet()), torch.randn(1, 3, 32, 32), **PAPER, budget=3)
     images = [torch.randn(1, 3, 32 + 8 * (i % 3), 32) for i in range(9)]
     alone = [unstride.enhance(better.model, x, **PAPER, budget=3)(x) for x in images]
