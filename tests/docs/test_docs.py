@@ -140,6 +140,12 @@ def test_the_notebook_runs_and_keeps_its_outputs() -> None:
     assert all(cells) and path.stat().st_size < 300_000
 
 
+def test_the_figures_of_why_are_those_of_the_rows() -> None:
+    from benchmarks import why
+
+    assert why.page() == why.PAGE.read_text(encoding="utf-8")
+
+
 def test_own_models_in_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the quick start run, one after another, on models and images as its own program makes them."""
     from unstride.cli import app
