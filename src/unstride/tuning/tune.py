@@ -91,7 +91,7 @@ def tune(
     if partners is not None:
         from unstride.tuning.partners import with_partners
 
-        models = with_partners(models, partners)
+        models = with_partners(models, partners, weights)
     if without_labels(data):
         return set_gates(models, data, cost, task=task, weights=weights, device=device, limit=limit, progress=progress)
     show = progress and launched().leads
