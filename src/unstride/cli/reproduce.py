@@ -43,7 +43,8 @@ def reproduce(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training. Default: the schedule's.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all formats, a plot and the runs. A killed run continues there.")
+        Path | None,
+        typer.Option(help="Folder for all formats, plots of figures and the runs. A killed run continues there."),
     ] = None,
     format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
     device: Device = "auto",
