@@ -215,11 +215,11 @@ def page(rows: Sequence[ClaimRow]) -> str:
         f"Against the network alone, states gain {min(g.value for g in alone):+.1f} to "
         f"{max(g.value for g in alone):+.1f} points.",
         "",
-        "Command: `python -m benchmarks.claims --assets DIR`, then `python -m benchmarks.claims_page`. Accuracy in "
-        "points, better over worse as the paper claims it, on the same images, with the paired 95 % interval; bold "
-        "where it excludes zero. *Paper*: the mean over the networks of its table. Learned rows are the mean over "
-        "their seeds, each trained on its own draw of training images. All rows, with NLL and cost: "
-        "[paper_claims.csv](paper_claims.csv).",
+        "Command: `python -m benchmarks.claims --assets DIR` (`--nets` and `--limit`: fewer networks and images), then "
+        "`python -m benchmarks.claims_page`. The first table says how much was measured. Accuracy in points, better over "
+        "worse as the paper claims it, on the same images, with the paired 95 % interval; bold where it excludes zero. "
+        "*Paper*: the mean over the networks of its table. Learned rows are the mean over their seeds, each trained on "
+        "its own draw of training images. All rows, with NLL and cost: [paper_claims.csv](paper_claims.csv).",
         "",
         *images(rows, networks),
         "",
