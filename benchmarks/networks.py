@@ -246,7 +246,8 @@ def page(rows: Sequence[Row]) -> str:
         "Commands: `python -m benchmarks.networks --assets DIR` measures, `python -m benchmarks.networks` writes this "
         "page. Each recipe is chosen on one random half of the images and measured on the other, both ways; means "
         "over several halvings. *Envelope*: the best single network, plain or flipped, chosen on the same half, at no "
-        "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. All rows: [networks.csv](networks.csv).",
+        "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. All rows: "
+        "[networks.csv](networks.csv).",
     ]
     for key, study in STUDIES.items():
         own = [r for r in rows if r.study == key]
@@ -274,8 +275,8 @@ def readme_table(rows: Sequence[Row]) -> str:
     images = own[0].images
     lines = [
         f"Accuracy in % at equal compute on {images:,} ImageNet images, five public networks. Each recipe is chosen on",
-        "one half of the images and measured on the other. *Best single network*: plain or flipped, chosen in the same way,",
-        "at no more cost.",
+        "one half of the images and measured on the other. *Best single network*: plain or flipped, chosen in the same",
+        "way, at no more cost.",
         "",
         "| compute, GMACs | best single network | networks tuned together | gain, points |",
         "|---|---|---|---|",
