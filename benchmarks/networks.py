@@ -32,11 +32,11 @@ from unstride.models.weights import place
 from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import Candidate, SearchSpace
-from unstride.tuning.choose import Chooser, Rows, build
+from unstride.tuning.choose import Chooser, Rows
 from unstride.tuning.evidence import Evidence
 from unstride.tuning.objectives import Outcomes
 from unstride.tuning.pool import Pool, PoolStore, gather_pool
-from unstride.tuning.simulate import simulate
+from unstride.tuning.simulate import build, simulate
 from unstride.tuning.tune import usable_passes
 
 ROOT = nets.ROOT

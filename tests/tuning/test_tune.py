@@ -305,7 +305,7 @@ def test_wrong_options_and_too_few_images_are_clear_errors(folder):
         unstride.tune(pair, made_pools.npz(folder, 60, seed=5), cost=0.5, progress=False)
 
 
-def test_the_page_and_the_picture(tuned, folder):
+def test_the_page_and_the_plot(tuned, folder):
     page = tuned.report(folder / "page.html").read_text()
     assert "Use this recipe" in page and "ensemble of all + flip" in page and "Reliability" in page
     svg = tuned.plot().save(folder / "plot.svg").read_text()
