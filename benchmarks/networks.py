@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,14 +98,19 @@ def pool_of(study: Study, assets: Path, limit: int | None) -> tuple[Evidence, fl
     """Every pass of every network, and the GMACs of one forward pass of the first."""
     models = {name: nets.loaded(assets, name) for name in study.networks}
     dataset = nets.spread(nets.images_of(assets, study.networks[0]), limit)
-    pipeline, images = open_labelled(models, dataset)
+    evidence = evidence_of(models, dataset)
+    return evidence, float(evidence.pool.macs[0].double().mean()) / GIGA
+
+
+def evidence_of(models: Any, data: Any) -> Evidence:
+    """Every pass of every network on labelled images."""
+    pipeline, images = open_labelled(models, data)
     folder = ROOT / "build/networks"
     with world() as us:
         store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), True)
         usable, _ = usable_passes(pipeline, images)
         pool = gather_pool(store, usable, us, None, True)
-    evidence = Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0)
-    return evidence, float(pool.macs[0].double().mean()) / GIGA
+    return Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0)
 
 
 def chosen_and_measured(
