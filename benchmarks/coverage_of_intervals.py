@@ -480,7 +480,7 @@ def evidence_of(study: str, assets: Path | None, limit: int | None) -> Evidence:
     from benchmarks import networks
 
     if study == "sample":
-        return networks.evidence_of("sample", "sample")
+        return networks.evidence_of("sample", "sample", math.inf)[0]
     if assets is None:
         raise SystemExit(f"--studies {study} needs --assets DIR")
     return networks.pool_of(networks.STUDIES[study], assets, limit)[0]

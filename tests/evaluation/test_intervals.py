@@ -67,8 +67,8 @@ def test_the_lower_end_agrees_with_the_mid_p_mcnemar_test() -> None:
     for corrected, broken in PAIRS:
         interval = paired_gain(PairedCounts(corrected, broken, 300))
         assert (interval.low > 0) == (one_sided_mid_p(corrected, broken) < 0.025 * STRICTER), (corrected, broken)
-        mirrored = paired_gain(PairedCounts(broken, corrected, 300))
-        assert (mirrored.low, mirrored.high) == pytest.approx((-interval.high, -interval.low))
+        swapped = paired_gain(PairedCounts(broken, corrected, 300))
+        assert (swapped.low, swapped.high) == pytest.approx((-interval.high, -interval.low))
         assert interval.low <= interval.estimate <= interval.high
 
 

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from unstride.tasks.tasks import task_named
 
 _MANY = 64  # images, for which checks of the model pay
 _VERSIONS = ("unstride", "torch", "numpy", "pillow")
+_FIGURES = ("images", "errors", "changed", "cost", "passed", "base_macs")  # that do not depend on how often it stopped
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,10 +211,14 @@ def _finished(job: PredictJob, key: RunKey, survey: Survey) -> PredictSummary | 
         record = strict_json.loads(job.record.read_bytes())
         if (record["run"], record["listing"]) == (key.digest, survey.digest):
             done = {**record["done"], "passed": tuple(record["done"]["passed"])}
-            return replace(PredictSummary(**done), already=True)
+            return PredictSummary(str(job.out), **done, masks=_text(job.runner.masks), already=True)
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise OptionError(f"{job.out}: is there already, from another run; remove it, or give another name")
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _check_parts(job: PredictJob, key: RunKey) -> None:
@@ -320,7 +325,7 @@ def _join(
         cost=totals.cost / good,
         seconds=seconds,
         waiting=waiting,
-        masks=None if masks is None else str(masks),
+        masks=_text(masks),
         passed=tuple(count / max(1, totals.images) for count in totals.passed),
         base_macs=totals.base_macs,
         before=sum(parts.reused.values()),
@@ -334,7 +339,7 @@ def _join(
         "inputs": job.inputs.texts,
         **provenance(),
         "read": text_digest(totals.read),
-        "done": asdict(summary),
+        "done": {name: getattr(summary, name) for name in _FIGURES},
     }
     write_file(job.record, (strict_json.dumps(record) + "\n").encode())
     return summary

@@ -36,8 +36,8 @@ class PredictSummary:
     errors: int
     changed: float
     cost: float
-    seconds: float
-    waiting: float
+    seconds: float = 0.0
+    waiting: float = 0.0
     masks: str | None = None
     passed: tuple[float, ...] = ()
     base_macs: int = 0

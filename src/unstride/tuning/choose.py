@@ -21,7 +21,7 @@ from unstride.evaluation.decisions import one_standard_error, safe_shares
 from unstride.evaluation.metric_names import lower_is_better
 from unstride.tasks.tasks import TASKS
 from unstride.tuning.candidates import Candidate, SearchSpace, Step, standards
-from unstride.tuning.objectives import Outcomes
+from unstride.tuning.objectives import Outcomes, gated_losses
 from unstride.tuning.simulate import build, simulate
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
@@ -116,11 +116,11 @@ class Chooser:
         valid = None if self.outcomes.valid is None else self.outcomes.valid[rows]
         every = np.ones(len(rows), dtype=bool)
         if not parts:
-            loss, best = _gated_losses(candidate, steps, before, valid, every)
+            loss, best = gated_losses(candidate, steps, before, valid, every)
             return loss[best]
         found = np.empty(len(rows))
         for held in parts:
-            loss, best = _gated_losses(candidate, steps, before, valid, ~held)
+            loss, best = gated_losses(candidate, steps, before, valid, ~held)
             found[held] = loss[best, held]
         return found
 
@@ -257,7 +257,7 @@ class _Search:
         found = []
         for candidate in beam:
             for groups in self.chooser.space.extensions(candidate.groups):
-                other = groups[0].network not in candidate.networks
+                other = groups[0].network not in candidate.networks and self.chooser.task.classes
                 for join in ("average", "replace") if other else ("average",):
                     made = self.chooser.combine_for(candidate.added(Step(groups, join=join)))
                     found += [c for c in self._with_shares(made) if self._score(c) < self.scored[candidate]]
@@ -328,41 +328,6 @@ class _Search:
         factors = [share / first for share in SHARES if share < first]
         made = [candidate.with_shares(tuple(f * s for s in candidate.shares)) for f in factors]
         return [c for c in made if min(c.shares) * len(self.rows) >= 1]
-
-
-def _gated_losses(
-    candidate: Candidate,
-    steps: Sequence[Array],
-    before: Sequence[Array | None],
-    valid: NDArray[np.bool_] | None,
-    fit: NDArray[np.bool_],
-) -> tuple[Array, int]:
-    """Losses (B, n) behind thresholds from the images `fit`, and which of B temperatures suits those best.
-
-    Args:
-        steps: losses (B, n, Q) after each step without gates.
-        before: confidence (n, Q) before each further step; None where everything goes on that came so far.
-        valid: (n, Q), which pixels count; None: all.
-    """
-    loss = steps[0]
-    passing = np.ones(loss.shape[1:], dtype=bool) if valid is None else valid
-    units = int(passing[fit].sum())
-    for step, after, confidence in zip(candidate.steps[1:], steps[1:], before, strict=True):
-        if confidence is not None:
-            below = _kth(confidence[fit][passing[fit]], round(step.share * units))
-            passing = passing & (confidence < below)
-        loss = np.where(passing, after, loss)
-    each = loss[..., 0] if valid is None else loss.sum(2) / np.maximum(1, valid.sum(1))
-    return each, int(each[:, fit].mean(1).argmin())
-
-
-def _kth(values: Array, count: int) -> float:
-    """The value that `count` of these are below."""
-    if count <= 0 or not len(values):
-        return -np.inf
-    if count >= len(values):
-        return np.inf
-    return float(np.partition(values, count)[count])
 
 
 def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unstride.evaluation.decisions import cost_interval
-from unstride.evaluation.evaluate import TIME_UNIT
 from unstride.evaluation.findings import slower_than_cost
 from unstride.evaluation.intervals import ConfidenceInterval, PairedCounts, cross_validated
 from unstride.evaluation.labelled import Data
@@ -21,6 +20,7 @@ from unstride.evaluation.measuring import Variant, measure
 from unstride.evaluation.rows import COST_UNIT, Row
 from unstride.evaluation.scoring import Scoring
 from unstride.evaluation.timing import TimeRatio
+from unstride.execution.prediction import TIME_UNIT
 from unstride.pipeline import Pipeline
 from unstride.recipe.files import to_data
 from unstride.recipe.recipe import Recipe

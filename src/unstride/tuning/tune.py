@@ -94,7 +94,7 @@ def tune(
     if partners is not None:
         from unstride.tuning.partners import with_partners
 
-        models = with_partners(models, partners)
+        models = with_partners(models, partners, weights)
     if without_labels(data):
         return set_gates(models, data, cost, task=task, weights=weights, device=device, limit=limit, progress=progress)
     show = progress and launched().leads
@@ -104,17 +104,17 @@ def tune(
     pipeline, images = open_labelled(models, data, task=task, limit=limit, split=split, weights=weights, device=device)
     scoring = scoring_of(pipeline, images, metric)
     groups = groups_of(images, group)
+    ceilings = sorted({*map(float, frontier), float(cost)})
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = stack.enter_context(_cache_folder(cache, us))
         store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), show)
-        usable, notes = usable_passes(pipeline, images)
+        usable, notes = usable_passes(pipeline, images, ceilings[-1])
         pool = gather_pool(store, usable, us, batch_size, show)
         _check_pool(pool, objective)
         evidence = Evidence.of(pipeline, images, pool, scoring, groups, seed)
         baseline = evidence.baseline(against, store, us, batch_size, show)
         tuning = _Tuning(evidence, baseline, objective, max_time_ratio, seed, margin)
-        ceilings = sorted({*map(float, frontier), float(cost)})
         with show_progress("choosing", len(ceilings) * (FOLDS + 1), show) as advance:
             return tuning.tuned(float(cost), ceilings, notes, advance)
 
@@ -154,15 +154,15 @@ def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
 
 
 # ---------------------------------------------------------------- which passes
-def usable_passes(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
-    """The groups of passes that the networks take, and what is left out."""
+def usable_passes(pipeline: Pipeline, data: Data, ceiling: float) -> tuple[list[PassGroup], list[str]]:
+    """The groups of passes that the networks take and a ceiling allows, and what is left out."""
     better = pipeline.better
     _, source, _ = next(LabelledReader(data, better, 1).batches(range(len(data))))
     names = ["base", *list(pipeline.networks)[1:]]
     prepared = {name: better.networks[name].preprocess or better.preprocess for name in names}
     margins = {name: _margin(source, prepared[name]) for name in names}
     groups = pool_groups(prepared, source.size, pipeline.task, margins)
-    kept, refused = usable_groups(PassRunner(better), source, groups)
+    kept, refused = usable_groups(PassRunner(better), source, groups, ceiling)
     shown = short_names(pipeline)
     notes = [
         f"Left out: {', '.join(_shown(w, shown) for w in what)} ({why.partition('. ')[0]})."
