@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,16 +108,20 @@ def pool_of(study: Study, assets: Path, limit: int | None) -> tuple[Evidence, fl
     """Every pass of every network, and the GMACs of one forward pass of the first."""
     models = {name: nets.loaded(assets, name) for name in study.networks}
     dataset = nets.spread(nets.images_of(assets, study.networks[0]), limit)
-    pipeline, images = open_labelled(models, dataset)
+    return evidence_of(models, dataset, max(study.ceilings))
+
+
+def evidence_of(models: Any, data: Any, ceiling: float) -> tuple[Evidence, float]:
+    """The same for any networks. `ceiling`: the most GMACs that are offered."""
+    pipeline, images = open_labelled(models, data)
     folder = ROOT / "build/networks"
     first = first_image(images)[None].to(*place(pipeline.better.model))
     unit = pipeline.better.replace(Recipe()).run(first, details=True).record.base_macs / GIGA
     with world() as us:
         store = PoolStore(pipeline, images, folder, first, True)
-        usable, _ = usable_passes(pipeline, images, max(study.ceilings) / unit)
+        usable, _ = usable_passes(pipeline, images, ceiling / unit)
         pool = gather_pool(store, usable, us, None, True)
-    evidence = Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0)
-    return evidence, unit
+    return Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0), unit
 
 
 def chosen_and_measured(
