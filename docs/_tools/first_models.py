@@ -57,16 +57,26 @@ def make():
     model.load_state_dict(torch.load("own.pt", weights_only=True))
     return model.eval(), PREPARE, CLASSES
 '''
+NOTEBOOK = """
+from torch.utils.data import DataLoader
+from model import make
+from unstride import data
+
+model, prepare, classes = make()
+photos = data.load("csv:labels.csv", prepare, classes=classes)
+val_loader = DataLoader([photos.tensors(k) for k in range(len(photos))], batch_size=64)
+"""
 
 
 @dataclass(frozen=True)
 class Sizes:
     """Images to train on, passes over them, and images for the commands."""
 
-    training: int = 2000
-    scenes: int = 160
-    epochs: int = 5
-    labelled: int = 600
+    training: int = 1200
+    scenes: int = 120
+    epochs: int = 4
+    labelled: int = 300
+    labelled_scenes: int = 40
     new: int = 4
 
 
@@ -132,7 +142,7 @@ def _segmenter(folder: Path, sizes: Sizes) -> None:
     import segmentation_models_pytorch as smp
 
     scenes, masks = sample.segmentation_sample()
-    for k in range(sizes.scenes, len(scenes)):
+    for k in range(len(scenes) - sizes.labelled_scenes, len(scenes)):
         for name, pixels in (("images", scenes[k]), ("masks", masks[k])):
             (folder / "scenes" / name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(folder / "scenes" / name / f"{k}.png")
@@ -143,7 +153,7 @@ def _segmenter(folder: Path, sizes: Sizes) -> None:
         (prepare(Image.fromarray(scene).convert("RGB")), torch.from_numpy(mask.astype(np.int64)))
         for scene, mask in zip(scenes[: sizes.scenes], masks[: sizes.scenes], strict=True)
     ]
-    _train(model, pairs, sizes, epochs=3 * sizes.epochs, batch=8)
+    _train(model, pairs, sizes, epochs=2 * sizes.epochs, batch=8)
     save_file(model.state_dict(), folder / "unet.safetensors")
 
 
@@ -196,7 +206,7 @@ def outputs(folder: Path, text: str) -> str:
 def run(folder: Path, kind: str, code: str) -> str:
     """What a terminal shows of one block. An error ends the program."""
     if kind == "python":
-        return _ran(folder, [sys.executable, "-c", code])
+        return _ran(folder, [sys.executable, "-c", NOTEBOOK + code])
     lines = [line for line in code.replace("\\\n", " ").splitlines() if line.startswith("unstride ")]
     printed = [f"$ {line}\n{_ran(folder, line)}" for line in lines]
     return "\n".join(printed) if len(lines) > 1 else printed[0].partition("\n")[2]
