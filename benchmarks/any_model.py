@@ -55,7 +55,7 @@ class PerImage(Branches):
     """A Python loop over the images of a batch."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.net(x[i : i + 1]) for i in range(len(x.tolist()))])
+        return torch.cat([self.net(one[None]) for one in x])
 
 
 @torch.library.custom_op("unstride_bench::halve", mutates_args=())
@@ -295,8 +295,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"median; {within} of {len(ratios)} models stay within 1.1.",
         "",
         f"Command: `python -m benchmarks.any_model`. Random weights, batches of {BATCH}, {SIDE} to 224 pixels, one "
-        f"thread. `states`: whether the paper's search works, where that is in doubt. `first answer`: `enhance` and the "
-        f"answer for a batch, CPU time over that of two forward passes by hand; the least of {ROUNDS} rounds each, "
+        "thread. `states`: whether the paper's search works, where that is in doubt. `first answer`: `enhance` and "
+        f"the answer for a batch, CPU time over that of two forward passes by hand; the least of {ROUNDS} rounds each, "
         "imports not counted. `memory`: the most that is allocated at once, over that of the two passes. Reasons: "
         "[any_model.csv](any_model.csv).",
         "",

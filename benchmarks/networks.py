@@ -29,13 +29,14 @@ from unstride.evaluation.intervals import PairedCounts, paired_gain
 from unstride.evaluation.labelled import open_labelled, scoring_of
 from unstride.evaluation.measuring import first_image
 from unstride.models.weights import place
+from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import Candidate, SearchSpace
-from unstride.tuning.choose import Chooser, Rows, build
+from unstride.tuning.choose import Chooser, Rows
 from unstride.tuning.evidence import Evidence
 from unstride.tuning.objectives import Outcomes
 from unstride.tuning.pool import Pool, PoolStore, gather_pool
-from unstride.tuning.simulate import simulate
+from unstride.tuning.simulate import build, simulate
 from unstride.tuning.tune import usable_passes
 
 ROOT = nets.ROOT
@@ -61,7 +62,7 @@ STUDIES = {
         ("mobilenetv2", "lite0", "lite1", "lite2", "resnet50"),
         (0.5, 0.6, 0.7, 1, 1.66, 2, 3),
     ),
-    "mobilenet-resnet": Study("ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 2.04, 4.09)),
+    "mobilenet-resnet": Study("ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 1.6, 2.04)),
     "cifar": Study("CIFAR-10, ResNet-20 and ResNet-56", ("resnet20", "resnet56"), (0.0612, 0.0816, 0.1224, 0.1632)),
 }
 
@@ -99,12 +100,14 @@ def pool_of(study: Study, assets: Path, limit: int | None) -> tuple[Evidence, fl
     dataset = nets.spread(nets.images_of(assets, study.networks[0]), limit)
     pipeline, images = open_labelled(models, dataset)
     folder = ROOT / "build/networks"
+    first = first_image(images)[None].to(*place(pipeline.better.model))
+    unit = pipeline.better.replace(Recipe()).run(first, details=True).record.base_macs / GIGA
     with world() as us:
-        store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), True)
-        usable, _ = usable_passes(pipeline, images)
+        store = PoolStore(pipeline, images, folder, first, True)
+        usable, _ = usable_passes(pipeline, images, max(study.ceilings) / unit)
         pool = gather_pool(store, usable, us, None, True)
     evidence = Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0)
-    return evidence, float(pool.macs[0].double().mean()) / GIGA
+    return evidence, unit
 
 
 def chosen_and_measured(

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -61,45 +61,24 @@ def train_small(data: FashionMNIST, out: Path, epochs: int = 12) -> None:
     _save(model, out / sample.CLASSIFIER_FILE, _accuracies(model, data))
 
 
-def train_large(data: FashionMNIST, out: Path, epochs: int = 26, more: int = 6) -> None:
-    """As the small one, with erased squares, in bfloat16; weights are averaged.
-
-    At first with images of 48 pixels; then `more` epochs from the averaged weights, with images of 64.
-    """
+def train_large(data: FashionMNIST, out: Path, epochs: int = 26) -> None:
+    """As the small one, with erased squares, in bfloat16, with images of 48 pixels at first; weights are averaged."""
     rng = _seeded()
     model = LargeClassifier()
-    mean = _averaged(model, data, rng, epochs, 0.15, small_until=0.6)
-    _save(mean, out / sample.LARGE_CLASSIFIER_FILE, _accuracies(mean, data), half=True)
-    train_large_more(data, out, more)
-
-
-def train_large_more(data: FashionMNIST, out: Path, epochs: int) -> None:
-    """From the stored weights on, with a rate that rises and falls again."""
-    rng = _seeded()
-    model = LargeClassifier()
-    model.load_state_dict(load_file(out / sample.LARGE_CLASSIFIER_FILE))
-    mean = _averaged(model, data, rng, epochs, 0.1, small_until=0.0)
-    _save(mean, out / sample.LARGE_CLASSIFIER_FILE, _accuracies(mean, data), half=True)
-
-
-def _averaged(
-    model: LargeClassifier, data: FashionMNIST, rng: np.random.Generator, epochs: int, rate: float, small_until: float
-) -> nn.Module:
-    """Train `model`, with images of 48 pixels until this part of the training; return the average of its weights."""
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.998), use_buffers=True)
 
     def batch(chosen: Labels, progress: float) -> tuple[Tensor, Tensor]:
         images = sample.preprocess_classification(data.train_images[chosen])
-        if progress < small_until:
+        if progress < 0.6:
             images = F.interpolate(images, size=(48, 48), mode="bilinear", align_corners=False, antialias=True)
         images = flip_and_shift(images, rng, reach=images.shape[-1] // 8)
         return erase_squares(images, rng), torch.from_numpy(data.train_labels[chosen])
 
-    optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.15, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = _one_cycle(epochs, len(data.train_images) // 128)
     train(model, optimizer, rng, batch, len(data.train_images), schedule, 128, bfloat16=True, mean=mean)
-    averaged: nn.Module = mean.module
-    return averaged
+    model = mean.module
+    _save(model, out / sample.LARGE_CLASSIFIER_FILE, _accuracies(model, data), half=True)
 
 
 def train_segmentation(data: FashionMNIST, out: Path, epochs: int = 12) -> None:

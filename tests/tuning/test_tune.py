@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unstride
 from unstride.errors import DataError, Inconclusive, OptionError, UnstrideWarning
+from unstride.evaluation.labelled import open_labelled
 from unstride.evaluation.measuring import first_image
 from unstride.models.weights import place
 from unstride.pipeline import open_pipeline
@@ -29,6 +30,7 @@ from unstride.tuning.candidates import PassGroup
 from unstride.tuning.pool import PoolStore, gather_pool
 from unstride.tuning.result import Tuned
 from unstride.tuning.simulate import can_simulate, simulate
+from unstride.tuning.tune import usable_passes
 from unstride.tuning.unlabelled import GatesOnly
 from unstride.views.source import PILImages
 
@@ -255,6 +257,15 @@ def test_a_network_that_cannot_be_captured_is_tuned_without_states(folder):
         model = unstride.models.LoadedModel("branching", Branching(3.0, 4), made_pools.PREPROCESS, "classification")
     result = unstride.tune(model, made_pools.npz(folder, 60, seed=5), cost=1.5, progress=False)
     assert [note for note in result.notes if note.startswith("Left out: branching: plain in the 4 nearest states")]
+
+
+def test_a_network_above_the_ceiling_has_no_views_of_other_sizes(folder):
+    data = made_pools.npz(folder, 60, seed=5)
+    pipeline, images = open_labelled(made_pools.pair(), data)
+    groups = {ceiling: usable_passes(pipeline, images, ceiling) for ceiling in (2.0, 40.0)}
+    sizes = {c: [str(g) for g in kept if "x" in str(g.view)] for c, (kept, _) in groups.items()}
+    assert [g for g in sizes[40.0] if g not in sizes[2.0]] == [g for g in sizes[40.0] if g.startswith("net2")] != []
+    assert groups[40.0][1] == [] and "large: 1.125x" in groups[2.0][1][0] and "more than the ceiling" in groups[2.0][1][0]
 
 
 def test_images_without_labels_set_the_gates(folder):

@@ -15,7 +15,6 @@ from unstride.models.libraries import from_timm, from_transformers
 from unstride.views.given import check_preprocess, from_torchvision
 from unstride.views.images import Preprocess
 
-
 # v1 divides by 255; v2 multiplies by 1 / 255, or divides, as its version has it.
 ROUNDING = {"rtol": 0, "atol": 1e-6}
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, Device, ImageSize, Limit, Specs, Task, Weights
+from unstride.cli.options import AsJson, ImageSize, Limit, Specs, Task, Weights
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
@@ -32,7 +32,6 @@ def export(
     image_size: ImageSize = None,
     weights: Weights = "default",
     task: Task = None,
-    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Write one file that runs the whole recipe without unstride and torch.
@@ -43,7 +42,7 @@ def export(
     """
     import unstride
 
-    pipeline = recipe.pipeline(specs, weights, task, device, execution="auto")
+    pipeline = recipe.pipeline(specs, weights, task, None, execution="auto")
     options: dict[str, Any] = {
         "from_pixels": from_pixels,
         "quantize": quantize,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, DataOrNone, Limit, Seed
+from unstride.cli.options import AsJson, DataOrNone, Device, Limit, Seed
 from unstride.cli.printing import screen
 from unstride.storage import strict_json
 
@@ -43,9 +43,11 @@ def reproduce(
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training. Default: the schedule's.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all formats, a plot and the runs. A killed run continues there.")
+        Path | None,
+        typer.Option(help="Folder for all formats, plots of figures and the runs. A killed run continues there."),
     ] = None,
     format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
+    device: Device = "auto",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +85,7 @@ def reproduce(
         return
     exhibit = catalogue.get(name)
     chosen = exhibit if network is None else only(exhibit, network)
-    result = measure(chosen, source, out, seeds=seeds, epochs=epochs, progress=not as_json)
+    result = measure(chosen, source, out, seeds=seeds, epochs=epochs, device=device, progress=not as_json)
     if out is not None:
         for path in render.write(result, out):
             typer.echo(f"wrote {path}", err=True)

@@ -130,13 +130,6 @@ def one_standard_error(nll: ArrayLike, cost: ArrayLike, standard: Collection[int
 
 
 # ---------------------------------------------------------------- gates within a budget
-def safe_share(
-    ceiling: float, base_cost: float, extra_cost: float, images: int, new_images: int | None = None
-) -> float:
-    """The share of images that a gate may pass, so that the mean cost on new images rarely exceeds the ceiling."""
-    return safe_shares(ceiling, base_cost, [extra_cost], [1.0], images, new_images)[0]
-
-
 def safe_shares(
     ceiling: float,
     base_cost: float,

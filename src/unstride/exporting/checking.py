@@ -89,11 +89,8 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
         same.append(agree.flatten())
         certain.append(agree[~excused][_margin(wanted[0], better)[~excused] >= UNCERTAIN])
     found = Agreement(len(images), largest, float(torch.cat(same).mean()))
-    if exact and not largest <= CLOSE:
-        raise ArtefactError(
-            f"export: the file was not written, because its outputs differ by {largest:.1e} of the largest output, "
-            f"expected at most {CLOSE:.0e}. Please report the network and the recipe."
-        )
+    if exact:
+        check_difference(largest)
     known = torch.cat(certain)
     if not exact and len(known) and not float(known.mean()) >= SAME_CLASS:
         raise ArtefactError(
@@ -101,6 +98,15 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
             f"recipe is certain of, expected at least {SAME_CLASS:.1%}. Check it on images of your own: images=FOLDER."
         )
     return found
+
+
+def check_difference(largest: float) -> None:
+    """An ArtefactError where outputs differ by more than rounding. `largest`: relative to the largest output."""
+    if not largest <= CLOSE:
+        raise ArtefactError(
+            f"export: the file was not written, because its outputs differ by {largest:.1e} of the largest output, "
+            f"expected at most {CLOSE:.0e}. Please report the network and the recipe."
+        )
 
 
 def _batches(images: Sequence[Any]) -> Iterator[list[Any]]:

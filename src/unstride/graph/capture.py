@@ -8,9 +8,11 @@ import os
 import re
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -241,10 +243,15 @@ def _export(model: nn.Module, pair: Tensor) -> tuple[torch.export.ExportedProgra
     ) from first
 
 
+# What runs around a user's model: torch, this package, Python's own library.
+_NOT_THE_MODEL = (f"{os.sep}torch{os.sep}", str(Path(__file__).parent.parent), contextlib.__file__, functools.__file__)
+
+
 def _line_in_model(error: Exception) -> str:
-    """The line of the user's model that cannot be captured, where torch names one."""
-    calls = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error).partition("following call raised")[2])
-    own = [call for call in calls if f"{os.sep}torch{os.sep}" not in call[0]]
+    """The line of the user's model that cannot be captured: the one that torch names, or the last that ran."""
+    named = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', str(error).partition("following call raised")[2])
+    calls = named or [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    own = [call for call in calls if not any(folder in call[0] for folder in _NOT_THE_MODEL)]
     return f" ({own[-1][0]}, line {own[-1][1]}, in {own[-1][2]})" if own else ""
 
 

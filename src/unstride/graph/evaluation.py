@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unstride.errors import CaptureError, InputError
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")  # by name, because importing them takes long
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _CODE = (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
@@ -57,6 +58,11 @@ def own_module(model: Any) -> nn.Module:
         raise CaptureError(
             "model: a TorchScript module cannot be captured, and states need a graph. Pass the Python module that it "
             "was made from, or a recipe without states, such as recipe='flip'."
+        )
+    if any(kind.__name__ in _SHARDED for m in model.modules() for kind in type(m).__mro__):
+        raise CaptureError(
+            "model: its weights lie in parts on several devices (FSDP), and states need a graph, which needs them "
+            "whole. Use a recipe without states, such as recipe='flip', or the model before it was sharded."
         )
     return unwrapped(model)
 

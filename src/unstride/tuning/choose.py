@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,10 @@ from torch import Tensor
 from unstride.errors import OptionError
 from unstride.evaluation.decisions import one_standard_error, safe_shares
 from unstride.evaluation.metric_names import lower_is_better
-from unstride.recipe.recipe import Recipe
-from unstride.recipe.stage import Gate
 from unstride.tasks.tasks import TASKS
-from unstride.tasks.temperature import fit_temperature, safe_temperature
-from unstride.tuning.candidates import Candidate, SearchSpace, Step, recipe_of, standards
+from unstride.tuning.candidates import Candidate, SearchSpace, Step, standards
 from unstride.tuning.objectives import Outcomes, gated_losses
-from unstride.tuning.pool import Pool
-from unstride.tuning.simulate import simulate
+from unstride.tuning.simulate import build, simulate
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 TILE_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)
@@ -163,7 +158,7 @@ class Chooser:
         return self._tiled[key]
 
     def safe(self, candidate: Candidate, ceiling: float, images: int) -> tuple[float, ...] | None:
-        """Its shares, brought down until new images exceed the ceiling in at most 5 % of draws; None: never."""
+        """Its shares, brought down until as many new images exceed the ceiling in at most 5 % of draws; None: never."""
         prices = self.prices(candidate)
         if prices[0] > ceiling + 1e-9:
             return None
@@ -183,14 +178,14 @@ class Chooser:
         if key not in self._safe:
             full = prices[0] + sum(p * s for p, s in zip(prices[1:], shares, strict=True))
             fits = min(shares) == 1 and full <= ceiling + 1e-9
-            self._safe[key] = shares if fits else safe_shares(ceiling, prices[0], prices[1:], shares, images)
+            self._safe[key] = shares if fits else safe_shares(ceiling, prices[0], prices[1:], shares, images, images)
         return self._safe[key]
 
     def fits_tiles(self, candidate: Candidate, ceiling: float, rows: Rows) -> bool:
         """The same for gates with tiles, whose cost is not proportional to the share."""
         costs = torch.stack([self._tile_costs(candidate, k) for k, _ in self._steps(candidate)]).sum(0)[rows]
         first = self.prices(candidate)[0]
-        error = float(costs.std()) / max(1, len(rows)) ** 0.5
+        error = float(costs.std()) * (2 / max(1, len(rows))) ** 0.5  # of these images, and of as many new ones
         return first + float(costs.mean()) + ONE_SIDED * error <= ceiling + 1e-9
 
     def _combine(self, networks: int) -> str:
@@ -345,28 +340,3 @@ def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:
         found[cluster] = load.argmin()
         load[found[cluster]] += sizes[cluster]
     return found[number]
-
-
-def build(candidate: Candidate, pool: Pool, name: str = "") -> Recipe:
-    """A candidate as a recipe: thresholds and temperatures come from the images of the pool."""
-    task = TASKS[pool.task]
-    tile = pool.maps.gate if pool.maps is not None else None
-    gates: list[Gate | None] = [None]
-    shares = []
-    for before, share in pairwise((1.0, *candidate.shares)):
-        gate = None
-        if share < before:
-            shares.append(share)
-            gate = Gate(candidate.by, share=share) if tile is None else replace(tile, share=share, below=None)
-        gates.append(gate)
-    labels = pool.targets.long() if pool.task == "classification" else None
-    temperatures = None
-    if labels is not None and len(candidate.networks) > 1:
-        plain = {g.network: pool.passes(g)[0] for g in pool.groups if g.plain}
-        temperatures = {name: fit_temperature(plain[name], labels) for name in candidate.networks}
-    recipe = recipe_of(candidate, task.name, gates, temperatures, name)
-    done = simulate(pool, recipe, shares)
-    recipe = recipe.changed(stages=done.stages)
-    if labels is not None and len(candidate.groups) > 1:
-        recipe = recipe.changed(temperature=safe_temperature(done.outputs, labels))
-    return recipe
