@@ -49,7 +49,7 @@ def pil(spec: str, rows: range) -> list[Image.Image]:
     return [Image.fromarray(x) for x in np.load(spec.partition(":")[2])["x"][rows.start : rows.stop]]
 
 
-def test_a_cascade_is_found_proved_and_printed(tuned):
+def test_a_cascade_is_found_tested_and_printed(tuned):
     assert set(tuned.recipe.networks) == {"base", "net2"}
     assert tuned.decision.verdict == "use" and tuned.decision.gain.low > 0
     assert tuned.cost.estimate <= tuned.cost.high <= 2.6
