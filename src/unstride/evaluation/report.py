@@ -180,9 +180,7 @@ def _examples(
     sides: list[Block] = []
     for mark, rows, sign in (("corrected", better, 1), ("broken", worse, -1)):
         order = sorted(np.flatnonzero(rows), key=lambda k: sign * change[k])[:EXAMPLES]
-        drawn = [
-            _thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, draw) for k in order
-        ]
+        drawn = [_thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, draw) for k in order]
         thumbs = tuple(thumb for thumb in drawn if thumb is not None)
         if thumbs:
             sides.append(Thumbnails(thumbs, f"{int(rows.sum()):,} {mark}", wide=draw is not None))
