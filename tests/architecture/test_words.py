@@ -45,7 +45,7 @@ PRIVATE = {
     r"doubts|doubtful": "warning, uncertain",
     r"louder|speaks? louder|tamed?": "overconfident, temperature-matched",
     r"undecided": "uncertain",
-    r"not proved": "inconclusive",
+    r"(not )?proved|unproved|proofs?": "tested, inconclusive, evaluation",
     r"asked back": "an error",
 }
 # (file, what is matched there): why it is right in its place
