@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import unstride
-from unstride.errors import ArtefactError, OptionError
+from unstride.errors import ArtefactError, DataError, OptionError
 from unstride.learning.fitting import fit_seeds
 from unstride.method.training import AttentionTraining, Schedule
 from unstride.recipe.files import read
@@ -206,3 +206,10 @@ def test_processes_share_the_work_and_agree(tmp_path: Path, method: str) -> None
     figures = [read(f / "out.toml").figures for f in (alone, shared)]
     assert figures[0] == figures[1]
     assert read(alone / "out.toml").recipe == read(shared / "out.toml").recipe
+
+
+def test_an_empty_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="no folder"):
+        unstride.fit("sample", f"folder:{tmp_path / 'none'}", out=tmp_path / "a.toml", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["none"]
