@@ -1,7 +1,7 @@
 """Models that cannot be captured: views, gates and several networks work, and states name what stands in the way."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -49,17 +49,34 @@ def quantised() -> nn.Module:
     return quantization.convert(model)
 
 
+def sharded() -> nn.Module:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return fully_shard(seeded(SmallNet()))
+
+
 BUILD: dict[str, Callable[[], nn.Module]] = {
     "control flow": lambda: Branches().eval(),
     "scripted": lambda: torch.jit.script(seeded(SmallNet())),
     "traced": lambda: torch.jit.trace(seeded(SmallNet()), IMAGES),
     "quantised": quantised,
     "custom op": lambda: CustomOp().eval(),
+    "FSDP": sharded,
 }
 CAPTURED: dict[str, Callable[[], nn.Module]] = {
     "torch.compile": lambda: torch.compile(seeded(SmallNet()), backend="eager"),
     "DataParallel": lambda: nn.DataParallel(seeded(SmallNet())),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_processes_left() -> Iterator[None]:
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 @torch.no_grad()
@@ -81,8 +98,25 @@ def test_views_gates_and_several_networks_work(name: str) -> None:
 def test_states_name_what_stands_in_the_way_and_offer_a_recipe(name: str) -> None:
     with pytest.raises(CaptureError, match=r"(?s)recipe='flip'") as error:
         unstride.enhance(BUILD[name](), recipe="paper", task="classification")(IMAGES)
-    if name == "control flow":
+    if name in ("control flow", "custom op"):
         assert "test_any_model.py, line" in str(error.value) and "in forward" in str(error.value)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", BUILD | CAPTURED)
+def test_evaluate_and_tune_work(name: str) -> None:
+    model = (BUILD | CAPTURED)[name]()
+    batches = [(IMAGES + k, torch.arange(4)) for k in range(8)]
+    (plain, flip) = unstride.evaluate(model, batches, recipe="flip", task="classification")
+    assert plain.images == 32
+    if name == "quantised":
+        assert flip.cost_unit == "times the time of the base model" and flip.cost.estimate > 0
+    else:
+        assert flip.cost_unit == COST_UNIT and flip.cost.estimate == pytest.approx(2.0)
+    tuned = unstride.tune(model, batches, cost=2.0, task="classification")
+    left_out = [note for note in tuned.notes if note.startswith("Left out") and "nearest states" in note]
+    assert len(left_out) == (name in BUILD)
 
 
 @torch.no_grad()

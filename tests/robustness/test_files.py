@@ -163,14 +163,14 @@ def test_json_that_is_written_can_be_read_by_anybody() -> None:
 def test_a_file_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").write_text("")
-    for path, said in (
+    for path, message in (
         (tmp_path / "folder.png", "a folder"),
         (tmp_path / "nowhere" / "a.png", "there is no folder"),
         (tmp_path / "file" / "a.png", "there is no folder"),
         (tmp_path / ("a" * 300 + ".png"), "cannot write"),
         (tmp_path / "a.doc", "ends in"),
     ):
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             files.check_file(path, "--plot", (".png",))
     with pytest.raises(OptionError, match="is a file"):
         files.check_folder(tmp_path / "file" / "runs", "--out")

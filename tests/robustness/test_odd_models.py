@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import unstride
 from unstride.errors import CaptureError, InputError, UnstrideError
-from unstride.graph.capture import capture, gap
+from unstride.graph.capture import capture
+from unstride.graph.verify import gap
 from unstride.windows import SlidingWindow
 
 PAPER: dict[str, Any] = {"recipe": "paper-refined", "task": "classification", "budget": 4}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, DataOrNone, Limit, Seed
+from unstride.cli.options import AsJson, DataOrNone, Device, Limit, Seed
 from unstride.cli.printing import screen
 from unstride.storage import strict_json
 
@@ -27,11 +27,12 @@ def reproduce(
         ),
     ],
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/ and models.py.")
+        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/.")
     ] = None,
     data: DataOrNone = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Draw training images and initialise anew so many times (paper: 5).")
+        int,
+        typer.Option(min=1, max=100, help="How many trainings, each with other images and another start (paper: 5)."),
     ] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Training of the attention: paper (lr 1e-6) or fast. Default: fast for sample.")
@@ -40,11 +41,13 @@ def reproduce(
     network: Annotated[
         str | None, typer.Option(help="Only this network, by the paper's name, such as ResNet18. Default: all.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of what is trained. Default: the schedule's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training. Default: the schedule's.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all formats, a plot and the runs. A killed run continues there.")
+        Path | None,
+        typer.Option(help="Folder for all formats, plots of figures and the runs. A killed run continues there."),
     ] = None,
     format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
+    device: Device = "auto",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +85,7 @@ def reproduce(
         return
     exhibit = catalogue.get(name)
     chosen = exhibit if network is None else only(exhibit, network)
-    result = measure(chosen, source, out, seeds=seeds, epochs=epochs, progress=not as_json)
+    result = measure(chosen, source, out, seeds=seeds, epochs=epochs, device=device, progress=not as_json)
     if out is not None:
         for path in render.write(result, out):
             typer.echo(f"wrote {path}", err=True)

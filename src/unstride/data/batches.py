@@ -89,7 +89,7 @@ def reusable(loader: Any, what: str) -> None:
     """A loader is read more than once, so an iterator will not do."""
     if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Tensor | Mapping):
         raise InputError(f"{what}: got {type(loader).__name__}, wanted batches (images, labels), e.g. a DataLoader")
-    if iter(loader) is loader:
+    if isinstance(loader, Iterator):
         raise InputError(f"{what}: an iterator can be read once only; pass a DataLoader or a list of batches")
 
 

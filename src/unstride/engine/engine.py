@@ -1,6 +1,7 @@
 """Runs a graph for many states of many images: a prefix is computed once, suffixes run together in bounded batches."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,10 +11,11 @@ from torch.fx import Node
 
 from unstride.engine.movers import Batch, Rows
 from unstride.engine.segments import Cutter, Segment, batch_of, tensor_bytes, unchanged
-from unstride.errors import CaptureError, OptionError, is_out_of_memory
+from unstride.errors import CaptureError, LessAtOnce, OptionError, is_out_of_memory
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import Selection, State
-from unstride.graph.capture import Graph, gap, run_nodes, tolerance
+from unstride.graph.capture import Graph, run_nodes
+from unstride.graph.verify import gap, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes
@@ -53,6 +55,7 @@ class Engine:
         ]
         moves = [{k for s in found.shifts if found.level[s.node] == at for a in s.steps for k in a} for at in levels]
         self.moved_by = [layers if same else None for layers, same in zip(moves, alike, strict=True)]
+        self.limit: dict[int, int] = {}  # rows of each level that fit, once memory ran out
         self.plain_bytes = max(s.bytes_as_cut for s in self.as_trained)
         sizes = [[tensor_bytes(self.cutter.shape(n), graph.dtype) for n in s.outputs] for s in self.moved]
         self.stored_bytes = [sum(level) for level in sizes]  # of one prefix at each level
@@ -173,7 +176,6 @@ class EngineRun:
         least = 2 if len(engine.graph.size) == 3 else 1
         self.chunk_bytes = min(engine.chunk_bytes, max(n, least) * engine.plain_bytes)
         self.store = Store(depth, engine.batches)
-        self.limit: dict[int, int] = {}
         self.children: dict[Key, set[Key]] = {}
         zero = State.zero(depth, len(engine.graph.size))
         for level in range(depth + 1):
@@ -253,7 +255,8 @@ class EngineRun:
         for image, _ in keys:
             self.macs[image] += variants[0].macs
         done = 0
-        chunk = self.limit.get(level) or self._rows_at_once(variants)
+        limit = self.engine.limit
+        chunk = limit.get(level) or self._rows_at_once(variants)
         while done < len(keys):
             part = slice(done, done + chunk)
             requests = [(image, state) for (image, _), state in zip(keys[part], states[part], strict=True)]
@@ -268,9 +271,14 @@ class EngineRun:
             try:
                 outputs = self._chunk(requests, rows, variant)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or chunk == 1:
+                if not is_out_of_memory(error) or len(requests) == 1:
                     raise
-                chunk = self.limit[level] = max(1, len(requests) // 2)
+                if not limit:  # said once
+                    what = (
+                        f"out of memory on {self.images.device} with {len(requests)} rows at once; goes on with fewer"
+                    )
+                    warnings.warn(LessAtOnce(what), stacklevel=2)
+                chunk = limit[level] = max(1, len(requests) // 2)
                 continue
             end = done + len(requests)
             self.store.put(level, keys[done:end], dict(zip(variant.outputs, outputs, strict=True)))

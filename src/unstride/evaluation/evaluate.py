@@ -32,6 +32,7 @@ from unstride.evaluation.report import check_report, strip_of, write_report
 from unstride.evaluation.rows import COST_UNIT, Row, read_rows, write_rows
 from unstride.evaluation.scoring import Scoring, count
 from unstride.execution.independence import warn_of_batch_dependence
+from unstride.execution.prediction import TIME_UNIT
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline
 from unstride.recipe.files import to_data
@@ -43,7 +44,6 @@ from unstride.storage.fingerprint import text_digest
 from unstride.storage.provenance import provenance
 
 CACHE, ROWS = "cache", "rows.jsonl"  # in `out`
-TIME_UNIT = "times the time of the base model"
 
 
 def evaluate(

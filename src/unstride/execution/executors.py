@@ -27,7 +27,7 @@ from unstride.execution.record import ModelOutput, joined_outputs, reshaped
 from unstride.execution.tiles import Tiling, Window
 from unstride.geometry.states import State, StateSpace
 from unstride.graph.capture import calling, wanted_axes
-from unstride.graph.evaluation import evaluation_copy
+from unstride.graph.evaluation import evaluating
 from unstride.recipe.stage import Stage
 from unstride.recipe.view import View
 from unstride.tasks.tasks import Task, meant_outputs
@@ -55,7 +55,9 @@ class Network:
         self.captures = Captures(self.model, self.execution)
 
     def base_classes(self, output: Tensor) -> Tensor:
-        """An output (B, K, ...) in the order of the base network's classes; with `classes`."""
+        """An output (B, K, ...) in the order of the base network's classes."""
+        if not self.classes:
+            return output
         if max(self.classes) >= output.shape[1]:
             raise InputError(
                 f"{self.name}: its outputs have {output.shape[1]} classes, and the class map names class "
@@ -73,13 +75,15 @@ class Network:
         """Spatial axes of the input: 1 for signals, 2 for images, 3 for volumes."""
         return wanted_axes(self.model)
 
-    def forward(self, images: Tensor) -> Any:
+    def forward(self, images: Tensor, model: nn.Module | None = None) -> Any:
         """What the model returns in evaluation mode, whatever mode its modules are in.
 
         Where memory runs out, half as many images run at once, from then on.
+
+        Args:
+            model: the model in evaluation mode, if the caller has it already.
         """
-        training = any(module.training for module in self.model.modules())
-        model = evaluation_copy(self.model) if training else self.model
+        model = evaluating(self.model) if model is None else model
         while True:
             rows = min(len(images), self.most_rows or len(images))
             try:
@@ -207,10 +211,17 @@ class Executor(Protocol):
 
 @dataclass(eq=False)
 class ModelExecutor:
-    """Calls the user's model. Captures nothing."""
+    """Calls the user's model. Captures nothing. For one batch: the mode of the model's modules is looked at once."""
 
     network: Network
     task: Task
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return evaluating(self.network.model)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.network.forward(images, self.model)
 
     def space(self, images: Tensor) -> StateSpace:
         return NO_STATES
@@ -240,9 +251,9 @@ class ModelPasses:
         self.prepared: Tensor = images
         self.crop: Crop = None
         try:
-            output = network.forward(images)
+            output = executor.forward(images)
         except ModelRaised as error:
-            again = on_padded(network.model, images, task.pads, network.forward, error)
+            again = on_padded(network.model, images, task.pads, executor.forward, error)
             output, self.prepared, self.crop = again
         leaves, spec = pytree.tree_flatten(output)
         tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

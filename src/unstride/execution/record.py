@@ -62,7 +62,7 @@ class Combine:
             known = encoded if where is None else encoded.masked_fill(where == 0, -torch.inf)
             self.total = _put(self.total, at, torch.maximum(_taken(self.total, at), known))
         else:
-            self.total = _put(self.total, at, _taken(self.total, at) + weight * encoded)
+            self.total = _put(self.total, at, _weighted_sum(_taken(self.total, at), weight, encoded))
         self.weight = _put(self.weight, at, _taken(self.weight, at) + weight)
 
     def value(self, rows: Sequence[int] | None = None) -> Tensor:
@@ -101,6 +101,11 @@ def _taken(values: Tensor, at: Tensor | None) -> Tensor:
     return values if at is None else values.index_select(0, at)
 
 
+def _weighted_sum(total: Tensor, weight: float | Tensor, more: Tensor) -> Tensor:
+    """`total + weight * more`, in the memory of `total`."""
+    return total.addcmul_(weight, more) if isinstance(weight, Tensor) else total.add_(more, alpha=weight)
+
+
 def _put(values: Tensor, at: Tensor | None, new: Tensor) -> Tensor:
     return new if at is None else values.index_copy_(0, at, new)
 
@@ -131,9 +136,6 @@ class Outputs:
     def value(self, rows: Sequence[int] | None = None) -> Tensor:
         """Of the main output."""
         return self.parts[0].value(rows)
-
-    def values(self) -> list[Tensor]:
-        return [part.value() for part in self.parts]
 
     def replace(self, rows: Sequence[int], other: Outputs) -> None:
         for part, new in zip(self.parts, other.parts, strict=False):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unstride.errors import CaptureError, InputError
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_SHARDED = ("FSDPModule", "FullyShardedDataParallel")  # by name, because importing them takes long
 PLAIN = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _CODE = (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 
@@ -42,7 +43,7 @@ def checked_module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         hint = " A model by its name is loaded first: unstride.models.load(...)." if isinstance(model, str) else ""
         raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module.{hint}")
-    if any(getattr(m, "is_enhanced", False) for m in model.modules()):
+    if any(getattr(type(m), "is_enhanced", False) for m in model.modules()):
         raise InputError(
             "model: it is enhanced already. Pass the inner module (better.model), or change the recipe with "
             "better.replace(...)."
@@ -57,6 +58,11 @@ def own_module(model: Any) -> nn.Module:
         raise CaptureError(
             "model: a TorchScript module cannot be captured, and states need a graph. Pass the Python module that it "
             "was made from, or a recipe without states, such as recipe='flip'."
+        )
+    if any(kind.__name__ in _SHARDED for m in model.modules() for kind in type(m).__mro__):
+        raise CaptureError(
+            "model: its weights lie in parts on several devices (FSDP), and states need a graph, which needs them "
+            "whole. Use a recipe without states, such as recipe='flip', or the model before it was sharded."
         )
     return unwrapped(model)
 

@@ -66,6 +66,7 @@ def reproduce(
     *,
     seeds: int = 1,
     epochs: int | None = None,
+    device: str | None = None,
     progress: bool = False,
 ) -> Reproduction:
     """`reproduce("table1", PaperFolder(Path("/data")), "runs/paper")`: our numbers beside the paper's.
@@ -76,6 +77,7 @@ def reproduce(
         seeds: of everything that is drawn (5 in the paper). Each draws its own training images and initialises anew;
             the values are their mean and standard deviation.
         epochs: of what is trained; by default those of the source or the schedule.
+        device: cpu, cuda, cuda:1, mps or auto; by default the CPU.
     """
     exhibit = get(name) if isinstance(name, str) else name
     if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 100:
@@ -89,7 +91,7 @@ def reproduce(
     source.check(exhibit.needs)
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runner = ExhibitRunner(source, folder, seeds, epochs, progress)
+        runner = ExhibitRunner(source, folder, seeds, epochs, device, progress)
         if exhibit.shape == "scatter":
             values = tuple(value for cell in exhibit.cells for value in runner.every_state(cell))
         else:
@@ -126,6 +128,7 @@ class ExhibitRunner:
     folder: Path
     seeds: int = 1
     epochs: int | None = None
+    device: str | None = None
     progress: bool = False
     notes: list[str] = field(default_factory=list)
     loaded: dict[str, LoadedModel] = field(default_factory=dict)
@@ -242,7 +245,8 @@ class ExhibitRunner:
         """The network alone; every recipe of it shares its captures."""
         key = self.source.key(run.model, run.data)
         if key not in self.base:
-            self.base[key] = open_pipeline(self._network(run), recipe="plain", task=run.task).better
+            loaded = self._network(run)
+            self.base[key] = open_pipeline(loaded, recipe="plain", task=run.task, device=self.device).better
         return self.base[key]
 
     def _test(self, run: Run) -> Dataset:
@@ -311,15 +315,15 @@ class ExhibitRunner:
                     progress=self.progress,
                     **options,
                 )
-        self._note_fit(what, file, seed)
+        self._note_fit(", ".join([what, *_switches(run), f"seed {seed}"]), file)
         return file
 
-    def _note_fit(self, what: str, file: Path, seed: int) -> None:
+    def _note_fit(self, what: str, file: Path) -> None:
         """What was fitted, beside the plain mean of the same states or views, on the validation images."""
         figures = read(file).figures
         if {"mean", "fitted", "mean_nll", "fitted_nll"} <= set(figures):
             note = (
-                f"{what}, seed {seed}: validation accuracy {figures['mean']:.2%} by the mean and "
+                f"{what}: validation accuracy {figures['mean']:.2%} by the mean and "
                 f"{figures['fitted']:.2%} fitted, NLL {figures['mean_nll']:.4f} and {figures['fitted_nll']:.4f}."
             )
             self.notes += [note] if note not in self.notes else []
@@ -330,8 +334,18 @@ def _described(group: Sequence[Run], seed: int) -> str:
     run = group[0]
     states = ", ".join(str(r.budget) for r in group)
     parts = [f"{run.model} on {run.data}", f"{states} state{'s' * (states != '1')}", "learned" * run.learned]
+    parts += [*_switches(run), f"criterion {run.criterion}" if run.criterion else ""]
+    parts += [f"aggregate {run.aggregate}" if run.aggregate else ""]
     parts += [f"{run.method} of {run.views} views" if run.views > 1 else "", f"seed {seed}" if run.random else ""]
     return ", ".join(part for part in parts if part)
+
+
+def _switches(run: Run) -> list[str]:
+    """What is unusual about the attention that a run needs."""
+    parts = [f"align {run.align}"] if run.align != "average" else []
+    if run.span is not None:
+        parts.append(f"layers {run.span[0]} .. L{'-1' * run.span[1]}")
+    return parts
 
 
 def _minutes(seconds: float) -> str:

@@ -64,7 +64,7 @@ class StoredRecipe:
     def warn(self) -> None:
         """Warn if the figures do not support the recipe."""
         verdict = self.figures.get("verdict")
-        if verdict is not None and self.figures.get("proved") is False:
+        if verdict is not None and self.figures.get("decision", "use") != "use":
             warnings.warn(f"{self.path}: {verdict}", Inconclusive, stacklevel=4)
         if self.figures.get("moved") is False:
             text = "fitting did not move the weights from their start: this recipe gives the plain mean."

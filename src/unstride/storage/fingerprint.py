@@ -21,7 +21,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     """`digest({"w": w})`: sha256 over sorted names, shapes, dtypes and bytes; device and order do not count."""
     sha = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name].detach()
+        tensor = (
+            tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        )  # in parts on several devices (FSDP)
+        tensor = tensor.cpu().contiguous()
         sha.update(f"{name}|{tuple(tensor.shape)}|{tensor.dtype}|".encode())
         if tensor.numel():
             sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

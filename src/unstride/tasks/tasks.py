@@ -129,7 +129,7 @@ class Task:
     def decode(self, mean: Tensor, combine: str) -> Tensor:
         if combine != "probabilities":
             return mean
-        return mean.logit(1e-7) if self._by_sigmoid(mean) else mean.clamp(min=1e-12).log()  # NaN stays NaN in both
+        return mean.logit(1e-7) if self._by_sigmoid(mean) else mean.clamp(min=1e-12).log_()  # NaN stays NaN in both
 
     def _by_sigmoid(self, output: Tensor) -> bool:
         return output.shape[1] == 1
