@@ -3,9 +3,9 @@
 Everything is simulated, so the truth is known. Writes docs/results/intervals.csv and the page beside it; rows of parts
 that are not asked for stay. `--page` writes the page again from the rows.
 Parts: `paired` (a fixed recipe), `chosen` (a recipe chosen on the same images by the rule of one standard error),
-`labels` (some disagreements labelled), `metric` (bootstrap), `budget` (the ceiling of gates). With `--assets DIR`, on
-images drawn with replacement from those of real networks, whose passes are computed once: `tuned` (all of `tune`) and
-`compared` (`unstride compare`).
+`labels` (some disagreements labelled), `metric` (bootstrap), `budget` (the ceiling of gates). On images drawn with
+replacement from those of real networks, whose passes are computed once: `tuned` (all of `tune`) and `compared`
+(`unstride compare`), by default of the embedded sample; other studies need `--assets DIR`.
 """
 
 import argparse
@@ -329,20 +329,18 @@ def labels(draws: int) -> Iterator[Row]:
     yield from label_rows("labels", "simulated", population, draws)
 
 
-def compared(draws: int, assets: Path, studies: Sequence[str], limit: int | None) -> Iterator[Row]:
+def compared(draws: int, assets: Path | None, studies: Sequence[str], limit: int | None) -> Iterator[Row]:
     """Two recipes on images drawn with replacement from those of real networks."""
-    from benchmarks import networks
-
     for study in studies:
-        evidence, _ = networks.pool_of(networks.STUDIES[study], assets, limit)
-        pool = evidence.pool
+        evidence = evidence_of(study, assets, limit)
+        pool, names = evidence.pool, evidence.names
         usual = Chooser(Outcomes(pool, evidence.scoring), SearchSpace(pool.groups), evidence.clusters).usual
         before = simulate(pool, build(usual["base"], pool)).outputs.argmax(1)
         for name in list(usual)[1:3]:  # the first network with a flip, the second network
             after = simulate(pool, build(usual[name], pool)).outputs.argmax(1)
             signs = (after == pool.targets).int() - (before == pool.targets).int()
             signs[before == after] = 9
-            case = f"{networks.STUDIES[study].networks[0]}, {name.replace('base', 'same')}"
+            case = f"{study}: {names['base']}, {name.replace('base', names['base'])}"
             yield from label_rows("compared", case, signs.numpy(), draws)
 
 
@@ -473,16 +471,25 @@ def budget(draws: int) -> Iterator[Row]:
 
 
 # ---------------------------------------------------------------- all of tune, on real networks
-CEILINGS = {"cifar": (1.2, 1.5, 3.0), "imagenet": (1.5, 5.0)}  # in forward passes of the first network
+CEILINGS = {"sample": (1.5, 3.0), "cifar": (1.5, 3.0), "imagenet": (1.5, 5.0)}  # in passes of the first network
 DRAWN = (500, 1000)  # images
 
 
-def tuned(draws: int, assets: Path, studies: Sequence[str], limit: int | None) -> Iterator[Row]:
-    """The truth is what the written recipe gains on all images."""
+def evidence_of(study: str, assets: Path | None, limit: int | None) -> Evidence:
+    """Every pass of every network, computed once."""
     from benchmarks import networks
 
+    if study == "sample":
+        return networks.evidence_of("sample", "sample", math.inf)[0]
+    if assets is None:
+        raise SystemExit(f"--studies {study} needs --assets DIR")
+    return networks.pool_of(networks.STUDIES[study], assets, limit)[0]
+
+
+def tuned(draws: int, assets: Path | None, studies: Sequence[str], limit: int | None) -> Iterator[Row]:
+    """The truth is what the written recipe gains on all images."""
     for name in studies:
-        evidence, _ = networks.pool_of(networks.STUDIES[name], assets, limit)
+        evidence = evidence_of(name, assets, limit)
         for ceiling, images in itertools.product(CEILINGS[name], DRAWN):
             yield from tuned_rows(evidence, name, ceiling, images, draws)
 
@@ -514,7 +521,7 @@ def tuned_rows(evidence: Evidence, name: str, ceiling: float, images: int, draws
             before.append((BEFORE(counts), truth))
     gain = 100 * float(np.mean([truth for _, truth in ours])) if ours else 0.0
     rates = {f: 100 * n / draws for f, n in (("wrong", wrong), ("over", over), ("kept", verdicts.count("keep")))}
-    case, note = f"{name}, ceiling {ceiling:g}", f"use in {verdicts.count('use') / draws:.0%}, true gain {gain:+.2f}"
+    case, note = f"{name}: ceiling {ceiling:g}", f"use in {verdicts.count('use') / draws:.0%}, true gain {gain:+.2f}"
     if ours:
         yield summary("tuned", case, images, "tune (ours)", ours, **rates, note=note)
         yield summary("tuned", case, images, "two Clopper-Pearson of cross-validated answers (before)", before)
@@ -584,6 +591,15 @@ def mean_of(values: Sequence[float | None], form: str = ".0f") -> str:
     return format(float(np.mean(known)), form) if known else ""
 
 
+def listed(rows: Sequence[Row]) -> str:
+    """The cases, with the 95 % interval of what 1,000 draws can tell."""
+    shown = []
+    for row in rows:
+        arm = 196 * math.sqrt(row.holds * (100 - row.holds) / row.draws) / 100
+        shown.append(f"{row.case}, {row.images:,} images: {row.holds:.1f} % of draws, +-{arm:.1f}")
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
 def highest(values: Iterable[float | None]) -> str:
     known = [v for v in values if v is not None]
     return f"{max(known):.1f}" if known else ""
@@ -606,9 +622,9 @@ def page(rows: Sequence[Row]) -> str:
         "",
         f"**The 95 % interval holds in {LOWEST:g} to {HIGHEST:g} % of draws in {len(within)} of {len(simulated)} "
         f"simulated cases.** In {len(allowed)} more it holds more often, with fewer than {FEW} expected disagreements. "
-        f"In {len(wide)} it is too wide, in {len(narrow)} too narrow. Its width is {mean_of(parts)} % of the interval "
-        "before, in the mean. A recipe that is not good enough is recommended in at most "
-        f"{highest(row.wrong for row in simulated)} % of draws.",
+        f"In {len(wide)} it is too wide{listed(wide)}, in {len(narrow)} too narrow{listed(narrow)}. Its width is "
+        f"{mean_of(parts)} % of the interval before, in the mean. A recipe that is not good enough is recommended in "
+        f"at most {highest(row.wrong for row in simulated)} % of draws.",
         "",
         "Command: `python -m benchmarks.coverage_of_intervals`. The truth is known, because everything is simulated: "
         f"{simulated[0].draws:,} draws of 100 to 2,500 images in each case. *Wrong*: the recipe is recommended "
@@ -668,7 +684,7 @@ def tuned_section(rows: Sequence[Row], own: Sequence[Row]) -> list[str]:
         "Images are drawn with replacement from the development images, and copies are in one fold. The truth is what "
         "the written recipe gains on all images. *Draws* wrote a recipe; of all, *keep* is the share of verdicts to "
         "keep the base model, *over* that of recipes whose mean cost on all images exceeds the ceiling. Command: the "
-        "same with `--parts tuned compared --assets DIR`.",
+        "same with `--parts tuned compared`, and for other networks than the sample `--assets DIR --studies`.",
         "",
         *table(head, cells),
     ]
@@ -689,15 +705,15 @@ def compared_section(rows: Sequence[Row], own: Sequence[Row]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, help="by default all that need no --assets")
-    parser.add_argument("--assets", type=Path, help="folder with weights and images, for `tuned` and `compared`")
-    parser.add_argument("--studies", nargs="+", choices=CEILINGS, default=["cifar"], help="networks of these parts")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="by default those that are simulated")
+    parser.add_argument("--assets", type=Path, help="folder with weights and images of other studies than `sample`")
+    parser.add_argument(
+        "--studies", nargs="+", choices=CEILINGS, default=["sample"], help="networks of `tuned` and `compared`"
+    )
     parser.add_argument("--limit", type=int, help="images of these parts")
     parser.add_argument("--page", action="store_true", help="only write the page, from the rows that are there")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of intervals.csv and intervals.md")
     args = parser.parse_args()
-    if args.assets is None and set(REAL) & set(args.parts or ()):
-        parser.error(f"--parts {' '.join(REAL)}: needs --assets DIR")
     path = args.out / ROWS.name
     rows = read_rows(path) if path.is_file() else []
     if not args.page:
@@ -708,7 +724,9 @@ def main() -> None:
             for row in PARTS[part](args.draws, *([args.assets, args.studies, args.limit] if part in REAL else [])):
                 fresh.append(row)
                 print(printed(row), flush=True)
-            rows = sorted([*(r for r in rows if r.part != part), *fresh], key=lambda r: list(PARTS).index(r.part))
+            replaced = {(r.part, r.case.partition(":")[0]) if part in REAL else r.part for r in fresh}
+            kept = [r for r in rows if not {r.part, (r.part, r.case.partition(":")[0])} & replaced]
+            rows = sorted([*kept, *fresh], key=lambda r: list(PARTS).index(r.part))
             write_rows(rows, path)
     (args.out / PAGE.name).write_text(page(read_rows(path)))
 

@@ -265,7 +265,8 @@ def test_a_network_above_the_ceiling_has_no_views_of_other_sizes(folder):
     groups = {ceiling: usable_passes(pipeline, images, ceiling) for ceiling in (2.0, 40.0)}
     sizes = {c: [str(g) for g in kept if "x" in str(g.view)] for c, (kept, _) in groups.items()}
     assert [g for g in sizes[40.0] if g not in sizes[2.0]] == [g for g in sizes[40.0] if g.startswith("net2")] != []
-    assert groups[40.0][1] == [] and "large: 1.125x" in groups[2.0][1][0] and "more than the ceiling" in groups[2.0][1][0]
+    (note,) = groups[2.0][1]
+    assert groups[40.0][1] == [] and "large: 1.125x" in note and "more than the ceiling" in note
 
 
 def test_images_without_labels_set_the_gates(folder):

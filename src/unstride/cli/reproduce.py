@@ -27,7 +27,7 @@ def reproduce(
         ),
     ],
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/ and models.py.")
+        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/.")
     ] = None,
     data: DataOrNone = None,
     seeds: Annotated[

@@ -47,7 +47,9 @@ class Decision:
             return f"Inconclusive: {gain}. {_images_needed(self.more_images or 0)}"
         sentence = f"Use this recipe: {gain} at {self.cost:.2f} times the compute of {self.baseline}"
         if self.gain.low <= 0:
-            sentence += f", within the margin of {self.scale * self.margin:.3g} {self.unit}"
+            margin = f"{self.scale * self.margin:.3g}"
+            unit = "point" if (margin, self.unit) == ("1", "points") else self.unit
+            sentence += f", within the margin of {margin} {unit}"
         return sentence + "."
 
 

@@ -74,7 +74,7 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
         source, feed = _inputs(batch)
         result = better.run(source)
         got = dict(zip([o.name for o in opened.get_outputs()], opened.run(None, {"images": feed}), strict=True))
-        wanted = [result.output, *result.combined.values()[1:]]
+        wanted = [result.output, *(part.value() for part in result.combined.parts[1:])]
         excused = torch.zeros(len(batch), dtype=torch.bool)
         if not _same_passes(got, result):
             excused = _near_a_gate(better, source, CLOSE if exact else UNCERTAIN)

@@ -77,7 +77,7 @@ def finetune(
         limit: use so many images of each split.
     """
     if model not in TORCHVISION:
-        raise SpecError(f"--network: got {model!r}, expected one of {', '.join(NETWORKS)}{close_to(model, NETWORKS)}.")
+        raise SpecError(f"--network: got {model!r}, expected one of {', '.join(NETWORKS)}{close_to(model, NETWORKS)}")
     if not (root / LAYOUTS["flowers102"].folder).is_dir():
         raise DataError(f"{root}: this is missing:\n  flowers102: {LAYOUTS['flowers102'].words}")
     parts = [load_data(f"flowers102:{root}", PREPROCESS, s, limit, classes=CLASSES) for s in ("train", "val", "test")]

@@ -12,6 +12,7 @@ interval is wider.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -130,8 +131,11 @@ class Comparison:
         return "\n".join(lines)
 
     def _verdict(self, decision: Decision, left: int) -> str:
-        if decision.verdict != "inconclusive" or not left:
+        if decision.verdict != "inconclusive":
             return str(decision)
+        if not left:
+            labels = math.ceil((decision.more_images or 0) * len(self.disagreements) / self.images)
+            return f"{decision} Only where the recipes disagree is a label needed: for about {labels:,} of these."
         plural = "" if left == 1 else "s"
         return f"Inconclusive: {decision.gain.describe()}. Label the remaining {left:,} disagreement{plural}."
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from unstride.tuning.simulate import build, simulate
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 TILE_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)
 NARROWER = (0.2, 0.4, 0.7, 1.0)  # of those that pass a gate, the part that passes the next one
+LEAST = 0.02  # the smallest share of all images for which a step is worth having
 FOLDS = 5
 STEPS = 4
 FIRSTS, BEAM, FINALISTS = 6, 6, 12
@@ -72,24 +74,24 @@ class Chooser:
         costs = [self.cost(c) for c in finalists]
         alone = [c for name, c in self.usual.items() if len(c.networks) == 1 and len(c.groups) < 3 and c in finalists]
         known = set(self.usual.values())
+        quality = cache(lambda candidate: self.quality(candidate, rows))
         while True:
             standard = [i for i, c in enumerate(finalists) if c in known]
             index = one_standard_error(losses, costs, standard)
             chosen = finalists[index]
-            if chosen in alone or not self._beaten(chosen, costs[index], alone, rows):
+            if chosen in alone or not self._beaten(chosen, costs[index], alone, quality):
                 self.advance(1, "")
                 return chosen
             finalists.pop(index)
             costs.pop(index)
             losses = np.delete(losses, index, 1)
 
-    def _beaten(self, chosen: Candidate, cost: float, alone: Sequence[Candidate], rows: Rows) -> bool:
+    def _beaten(
+        self, chosen: Candidate, cost: float, alone: Sequence[Candidate], quality: Callable[[Candidate], float]
+    ) -> bool:
         """Whether a single network, plain or flipped, has a better metric at no more cost."""
         rivals = [c for c in alone if self.cost(c) <= cost * (1 + 1e-9)]
-        if not rivals:
-            return False
-        own = self.quality(chosen, rows)
-        return any(self.quality(rival, rows) > own for rival in rivals)
+        return any(quality(rival) > quality(chosen) for rival in rivals)
 
     def quality(self, candidate: Candidate, rows: Rows) -> float:
         """The metric on these images, higher is better."""
@@ -158,7 +160,10 @@ class Chooser:
         return self._tiled[key]
 
     def safe(self, candidate: Candidate, ceiling: float, images: int) -> tuple[float, ...] | None:
-        """Its shares, brought down until as many new images exceed the ceiling in at most 5 % of draws; None: never."""
+        """Its shares, brought down until as many new images exceed the ceiling in at most 5 % of draws.
+
+        None where they are too small to be worth a step.
+        """
         prices = self.prices(candidate)
         if prices[0] > ceiling + 1e-9:
             return None
@@ -169,7 +174,7 @@ class Chooser:
                 return None
             if found:
                 found = tuple(map(min, found, self._safe_shares(self.time_ratio, times, candidate.shares, images)))
-        return found if min(found, default=1.0) > 0 else None
+        return found if min(found, default=1.0) >= LEAST else None
 
     def _safe_shares(
         self, ceiling: float, prices: Sequence[float], shares: tuple[float, ...], images: int
@@ -205,6 +210,7 @@ class _Search:
         self.chooser, self.ceiling, self.rows = chooser, ceiling, rows
         self.scored: dict[Candidate, float] = {}
         self.gated = bool(chooser.outcomes.measures)
+        self.least = max(LEAST, 1 / len(rows))
 
     def finalists(self) -> list[Candidate]:
         """The best candidates with several shares each, and what people do."""
@@ -287,7 +293,7 @@ class _Search:
             safe = self.chooser.safe(wanted, self.ceiling, len(self.rows))
             if safe is not None:
                 found += [candidate.with_shares(tuple(scale * s for s in safe)) for scale in scales]
-        return found
+        return [c for c in found if min(c.shares) >= self.least]
 
     def _tile_patterns(self, candidate: Candidate) -> list[Candidate]:
         """One gate with tiles, right after a single plain pass."""
@@ -327,7 +333,7 @@ class _Search:
         first = candidate.shares[0]
         factors = [share / first for share in SHARES if share < first]
         made = [candidate.with_shares(tuple(f * s for s in candidate.shares)) for f in factors]
-        return [c for c in made if min(c.shares) * len(self.rows) >= 1]
+        return [c for c in made if min(c.shares) >= self.least]
 
 
 def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:
