@@ -26,7 +26,7 @@ test: setup
 	@$(BIN)/ruff format --quiet --check src tests benchmarks examples
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports > .venv/lint-imports.txt || { cat .venv/lint-imports.txt; exit 1; }
-	@echo "tests, half an hour to an hour on two cores"
+	@echo "tests, about 8 minutes on two cores"
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal  # two processes with several threads each wait for each other
 
 # thousands of random networks, whole zoos, long fits

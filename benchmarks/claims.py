@@ -3,8 +3,8 @@
     python -m benchmarks.claims --assets DIR [--nets ...]      # DIR: see benchmarks/nets.py
 
 Each exhibit is a list of recipes that differ in one switch, measured on the same images; a row compares two of them.
-Runs are kept in `build/claims`, so that a killed one continues. `camvid` needs the network that
-`python -m benchmarks.camvid --net mobilenet --out build/camvid` trains.
+The exhibits of all networks that need no learning come first. Runs are kept in `build/claims`, so that a killed one
+continues. `camvid` needs the network that `python -m benchmarks.camvid --net mobilenet --out build/camvid` trains.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from unstride.learning.images import LearningImages, learning_images
 from unstride.learning.tta import combined, fit_views, view_logits, views_of
 from unstride.models import LoadedModel
 from unstride.pipeline import open_pipeline
+from unstride.recipe.files import read
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Search, Stage
 from unstride.storage.contents import FileDigests
@@ -79,6 +80,8 @@ class ClaimRow:
     """A recipe on a network; `gain` is over `against` on the same images, in points with its 95 % interval.
 
     `accuracy` is mIoU for camvid. `cost` is in forward passes; for views their number times that of the states.
+    `learned_on` is how many images the recipe learned from, 0 where it learned nothing; `moved` is 0 where learning
+    left the weights at the mean.
     """
 
     network: str
@@ -93,6 +96,8 @@ class ClaimRow:
     gain: float
     low: float
     high: float
+    learned_on: int = 0
+    moved: int = 1
 
 
 def paper(name: str = "as printed", **changes: Any) -> Recipe:
@@ -117,8 +122,8 @@ ABLATIONS = {
 
 FAST = "learned, fast schedule"
 FITS: dict[str, tuple[int, dict[str, Any]]] = {  # seeds, and options of the fit
-    "learned, paper schedule": (SEEDS, {"schedule": "paper"}),
     FAST: (SEEDS, {"schedule": "fast"}),
+    "learned, paper schedule": (SEEDS, {"schedule": "paper"}),
     "learned, fast, 4 heads": (1, {"schedule": "fast", "heads": 4}),
     "learned, fast, no Align": (1, {"schedule": "fast", "align": "none"}),
 }
@@ -147,19 +152,20 @@ class Network:
             if row.gain is not None and row.name != self.model.spec:
                 yield self.row(exhibit, row, reference)
 
-    def row(self, exhibit: str, row: Row, against: str, recipe: str = "", seed: int = 0) -> ClaimRow:
+    def row(self, exhibit: str, row: Row, against: str, recipe: str = "", **learning: int) -> ClaimRow:
         assert row.gain is not None
         return ClaimRow(
             self.name,
             exhibit,
             recipe or row.name.removeprefix(f"{self.model.spec} + "),
             against,
-            seed,
+            learning.pop("seed", 0),
             row.images,
             100 * row.metrics[row.metric],
             row.metrics.get("NLL", 0.0),
             row.cost.estimate,
             *(100 * value for value in (row.gain.estimate, row.gain.low, row.gain.high)),
+            **learning,
         )
 
 
@@ -187,14 +193,18 @@ def learned(net: Network) -> Iterator[ClaimRow]:
                 *_, row = unstride.evaluate(
                     net.model, net.data, recipe=[against, file], against=against, out=net.folder, progress=False
                 )
-                yield net.row("learned", row, against.name, name, seed)
+                yield net.row("learned", row, against.name, name, seed=seed, **learning_of(net, file))
     file = fitted(net, FAST, 0)
     for criterion in ("entropy", "displacement", "random"):
         *_, row = unstride.evaluate(
             net.model, net.data, recipe=file, against=file, out=net.folder, progress=False, criterion=criterion
         )
         if row.gain is not None:
-            yield net.row("learned criterion", row, "learned", f"criterion={criterion}")
+            yield net.row("learned criterion", row, "learned", f"criterion={criterion}", **learning_of(net, file))
+
+
+def learning_of(net: Network, file: Path) -> dict[str, int]:
+    return {"learned_on": net.plan.train, "moved": int(read(file).figures["moved"])}
 
 
 def fitted(net: Network, name: str, seed: int) -> Path:
@@ -299,6 +309,7 @@ def compared(
         ours[1],
         own[0] * own[1],
         *(100 * value for value in (gain.estimate, gain.low, gain.high)),
+        net.plan.tta_train if exhibit == "TTA, learned" else 0,
     )
 
 
@@ -330,10 +341,10 @@ def opened(assets: Path, name: str, plan: Plan) -> Network:
     return Network(name, plan, model, list(zip(pixels.split(8), targets.split(8), strict=True)), assets, folder)
 
 
-def steps(name: str) -> list[Callable[[Network], Iterator[ClaimRow]]]:
-    if name == "camvid":
+def steps(net: Network) -> list[Callable[[Network], Iterator[ClaimRow]]]:
+    if net.name == "camvid":
         return [segmentation]
-    return [learning_free, learned, with_views] if PLANS[name].train else [learning_free, with_views]
+    return [learning_free, learned, with_views] if net.plan.train else [learning_free, with_views]
 
 
 # ---------------------------------------------------------------- rows
@@ -370,14 +381,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="a first look at so many images")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for name in args.nets:
-        net, measured = opened(args.assets, name, PLANS[name].at_most(args.limit)), []
-        for step in steps(name):
-            for row in step(net):
-                measured.append(row)
-                write_rows(BUILD / f"{name}.csv", measured)
+    networks = [opened(args.assets, name, PLANS[name].at_most(args.limit)) for name in args.nets]
+    measured: dict[str, list[ClaimRow]] = {name: [] for name in args.nets}
+    for step in (learning_free, segmentation, learned, with_views):
+        for net in networks:
+            for row in step(net) if step in steps(net) else ():
+                measured[net.name].append(row)
+                write_rows(BUILD / f"{net.name}.csv", measured[net.name])
                 print(row, flush=True)
-    collect()
+        collect()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,14 @@ from unstride.evaluation.intervals import PairedCounts, paired_gain
 from unstride.evaluation.labelled import open_labelled, scoring_of
 from unstride.evaluation.measuring import first_image
 from unstride.models.weights import place
+from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import world
 from unstride.tuning.candidates import Candidate, SearchSpace
-from unstride.tuning.choose import Chooser, Rows, build
+from unstride.tuning.choose import Chooser, Rows
 from unstride.tuning.evidence import Evidence
 from unstride.tuning.objectives import Outcomes
 from unstride.tuning.pool import Pool, PoolStore, gather_pool
-from unstride.tuning.simulate import simulate
+from unstride.tuning.simulate import build, simulate
 from unstride.tuning.tune import usable_passes
 
 ROOT = nets.ROOT
@@ -44,15 +46,17 @@ PAGE = ROWS.with_suffix(".md")
 PLOT = ROOT / "docs/images/networks.svg"
 HALVINGS = 5
 GIGA = 1e9
+AGAINST = "tuned, against"
 
 
 @dataclass(frozen=True)
 class Study:
-    """Networks that are offered together, and the ceilings in GMACs."""
+    """Networks that are offered together, and the ceilings in GMACs. `against`: the large one that recipes replace."""
 
     title: str
     networks: tuple[str, ...]
     ceilings: tuple[float, ...]
+    against: str = ""
 
 
 STUDIES = {
@@ -61,14 +65,21 @@ STUDIES = {
         ("mobilenetv2", "lite0", "lite1", "lite2", "resnet50"),
         (0.5, 0.6, 0.7, 1, 1.66, 2, 3),
     ),
-    "mobilenet-resnet": Study("ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 2.04, 4.09)),
-    "cifar": Study("CIFAR-10, ResNet-20 and ResNet-56", ("resnet20", "resnet56"), (0.0612, 0.0816, 0.1224, 0.1632)),
+    "mobilenet-resnet": Study(
+        "ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 1.6, 2.04), "resnet50"
+    ),
+    "cifar": Study(
+        "CIFAR-10, ResNet-20 and ResNet-56", ("resnet20", "resnet56"), (0.0612, 0.0816, 0.1224, 0.1632), "resnet56"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """Means over halvings; accuracies and gains in per cent. The gain is over the envelope, with its 95 % interval."""
+    """Means over halvings; accuracies and gains in per cent.
+
+    The gain is over the envelope, with its 95 % interval; of the method "tuned, against" over that network alone.
+    """
 
     study: str
     ceiling: float  # GMACs
@@ -97,19 +108,25 @@ def pool_of(study: Study, assets: Path, limit: int | None) -> tuple[Evidence, fl
     """Every pass of every network, and the GMACs of one forward pass of the first."""
     models = {name: nets.loaded(assets, name) for name in study.networks}
     dataset = nets.spread(nets.images_of(assets, study.networks[0]), limit)
-    pipeline, images = open_labelled(models, dataset)
+    return evidence_of(models, dataset, max(study.ceilings))
+
+
+def evidence_of(models: Any, data: Any, ceiling: float) -> tuple[Evidence, float]:
+    """The same for any networks. `ceiling`: the most GMACs that are offered."""
+    pipeline, images = open_labelled(models, data)
     folder = ROOT / "build/networks"
+    first = first_image(images)[None].to(*place(pipeline.better.model))
+    unit = pipeline.better.replace(Recipe()).run(first, details=True).record.base_macs / GIGA
     with world() as us:
-        store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), True)
-        usable, _ = usable_passes(pipeline, images)
+        store = PoolStore(pipeline, images, folder, first, True)
+        usable, _ = usable_passes(pipeline, images, ceiling / unit)
         pool = gather_pool(store, usable, us, None, True)
-    evidence = Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0)
-    return evidence, float(pool.macs[0].double().mean()) / GIGA
+    return Evidence.of(pipeline, images, pool, scoring_of(pipeline, images, None), None, 0), unit
 
 
 def chosen_and_measured(
     chooser: Chooser, candidates: Iterable[Candidate] | None, ceiling: float, a: Rows, b: Rows
-) -> tuple[Measured, str]:
+) -> tuple[Measured, Candidate]:
     """What is chosen on the images `a`, measured on the images `b`. `candidates`: choose among these by accuracy."""
     pool = chooser.outcomes.pool
     if candidates is None:
@@ -120,22 +137,20 @@ def chosen_and_measured(
     recipe = build(candidate, pool.some(a))
     held = pool.some(b)
     done = simulate(held, recipe)
-    labels = held.targets.long()
-    losses = torch.nn.functional.cross_entropy(done.outputs, labels, reduction="none")
-    return Measured((done.outputs.argmax(1) == labels).numpy(), done.costs.numpy(), losses.numpy()), str(candidate)
+    return measured(done.outputs, done.costs, held), candidate
 
 
 def both_ways(
     chooser: Chooser, candidates: Sequence[Candidate] | None, ceiling: float, a: Rows, b: Rows
-) -> tuple[Measured, str]:
+) -> tuple[Measured, Candidate]:
     count = len(a) + len(b)
     whole = Measured(np.zeros(count, bool), np.zeros(count), np.zeros(count))
-    names = []
+    chosen = []
     for fit, held in ((a, b), (b, a)):
-        part, name = chosen_and_measured(chooser, candidates, ceiling, fit, held)
+        part, candidate = chosen_and_measured(chooser, candidates, ceiling, fit, held)
         whole.correct[held], whole.costs[held], whole.losses[held] = part.correct, part.costs, part.losses
-        names.append(name)
-    return whole, names[0]
+        chosen.append(candidate)
+    return whole, chosen[0]
 
 
 def measure(key: str, study: Study, assets: Path, limit: int | None, halvings: int) -> Iterator[Row]:
@@ -149,7 +164,10 @@ def measure(key: str, study: Study, assets: Path, limit: int | None, halvings: i
     full = choosers["tuned"]
     single = [c for c in full.usual.values() if len(c.networks) == 1 and len(c.groups) < 3]
     for name, candidate in full.usual.items():
-        yield alone(key, name, candidate, pool, unit)
+        done = on_all(pool, candidate)
+        first, plus, rest = name.partition(" + ")
+        shown = (study.networks[0] if first == "base" else first) + plus + rest
+        yield summary(key, 0.0, shown, [done], [done], unit, "")
     for ceiling in study.ceilings:
         found: dict[str, list[Measured]] = {"envelope": [], **{name: [] for name in choosers}}
         names: dict[str, str] = {}
@@ -157,10 +175,15 @@ def measure(key: str, study: Study, assets: Path, limit: int | None, halvings: i
             a, b = (np.asarray(half) for half in halves(len(pool), seed))
             for name in found:
                 chooser = choosers.get(name, full)
-                measured, names[name] = both_ways(chooser, None if name in choosers else single, ceiling / unit, a, b)
-                found[name].append(measured)
+                part, chosen = both_ways(chooser, None if name in choosers else single, ceiling / unit, a, b)
+                names[name] = described(chosen, study.networks[0])
+                found[name].append(part)
         for name, several in found.items():
             yield summary(key, ceiling, name, several, found["envelope"], unit, names[name])
+        if study.against:
+            alone = on_all(pool, full.usual[study.against])
+            several = found["tuned"]
+            yield summary(key, ceiling, AGAINST, several, [alone] * len(several), unit, study.against)
 
 
 def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
@@ -168,13 +191,31 @@ def halves(count: int, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[: count // 2]), sorted(order[count // 2 :])
 
 
-def alone(key: str, name: str, candidate: Candidate, pool: Pool, unit: float) -> Row:
-    """What people do, on all images: nothing is chosen but one temperature."""
+def on_all(pool: Pool, candidate: Candidate) -> Measured:
+    """What people do, on all images: nothing is chosen but temperatures."""
     done = simulate(pool, build(candidate, pool))
-    labels: Tensor = pool.targets.long()
-    accuracy = 100 * float((done.outputs.argmax(1) == labels).double().mean())
-    loss = float(torch.nn.functional.cross_entropy(done.outputs, labels))
-    return Row(key, 0.0, name, len(pool), accuracy, done.cost * unit, nll=loss)
+    return measured(done.outputs, done.costs, pool)
+
+
+def measured(outputs: Tensor, costs: Tensor, pool: Pool) -> Measured:
+    labels = pool.targets.long()
+    losses = torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+    return Measured((outputs.argmax(1) == labels).numpy(), costs.numpy(), losses.numpy())
+
+
+def described(candidate: Candidate, first: str) -> str:
+    """Such as `lite0 > 30 %: lite2 + lite2 flip, replaces > 5 %: resnet50`."""
+    steps = []
+    for step in candidate.steps:
+        passes = []
+        for group in step.groups:
+            name = first if group.network == "base" else group.network
+            passes.append(name + (f" {group.view}" if str(group.view) != "plain" else ""))
+            passes[-1] += "" if group.states is None else f" in {group.states}"
+        text = " and ".join(passes) + (", replaces" if step.join == "replace" else "")
+        text += "" if step.weight == 1 else f", weight {step.weight:g}"
+        steps.append(text if step.share == 1 else f"{step.share:.0%}: {text}")
+    return " > ".join(steps)
 
 
 def summary(
@@ -243,12 +284,13 @@ def page(rows: Sequence[Row]) -> str:
         "Commands: `python -m benchmarks.networks --assets DIR` measures, `python -m benchmarks.networks` writes this "
         "page. Each recipe is chosen on one random half of the images and measured on the other, both ways; means "
         "over several halvings. *Envelope*: the best single network, plain or flipped, chosen on the same half, at no "
-        "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. All rows: [networks.csv](networks.csv).",
+        "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. *Plain passes*: the same tuner "
+        "without views and states. All rows: [networks.csv](networks.csv).",
     ]
     for key, study in STUDIES.items():
         own = [r for r in rows if r.study == key]
         if own:
-            lines += ["", f"## {study.title}", "", *table(own)]
+            lines += ["", f"## {study.title}", "", f"{own[0].images:,} images.", "", *table(own)]
     return "\n".join(lines) + "\n"
 
 
@@ -260,6 +302,10 @@ def table(rows: Sequence[Row]) -> list[str]:
         interval = f"{tuned.low:+.2f} to {tuned.high:+.2f}"
         cells = f"{ceiling:g} | {best.accuracy:.2f} | {tuned.accuracy:.2f} | {tuned.gain:+.2f} | {interval}"
         lines.append(f"| {cells} | {plain.accuracy:.2f} |")
+    against = [r for r in rows if r.method == AGAINST]
+    if against:
+        lines += ["", f"| GMACs at most | tuned minus {against[0].recipe} alone | 95 % CI |", "|---|---|---|"]
+        lines += [f"| {r.ceiling:g} | {r.gain:+.2f} | {r.low:+.2f} to {r.high:+.2f} |" for r in against]
     lines += ["", "| what people do | accuracy | GMACs |", "|---|---|---|"]
     lines += [f"| {r.method} | {r.accuracy:.2f} | {r.gmacs:.3g} |" for r in rows if not r.ceiling]
     return lines
@@ -271,8 +317,8 @@ def readme_table(rows: Sequence[Row]) -> str:
     images = own[0].images
     lines = [
         f"Accuracy in % at equal compute on {images:,} ImageNet images, five public networks. Each recipe is chosen on",
-        "one half of the images and measured on the other. *Best single network*: plain or flipped, chosen in the same way,",
-        "at no more cost.",
+        "one half of the images and measured on the other. *Best single network*: plain or flipped, chosen in the same",
+        "way, at no more cost.",
         "",
         "| compute, GMACs | best single network | networks tuned together | gain, points |",
         "|---|---|---|---|",

@@ -118,6 +118,7 @@ class RuntimeRow:
 def cases() -> list[Case]:
     gate, flip = Gate(below=0.3), Stage(("flip",), gate=Gate(below=0.3))
     one, both = SmallNet(8).eval(), {"small": SmallNet(8).eval(), "large": SmallNet(24).eval()}
+    calibration = {"quantize": "int8", "images": torch.stack(noise_images((3, 32, 32), IMAGES))}
     segment = Recipe((Stage(("plain", "flip")),), task="segmentation")
     return [
         Case("one pass", one, Recipe(), {}),
@@ -129,7 +130,7 @@ def cases() -> list[Case]:
         Case("gated near states", one, Recipe((Stage(), Stage(states=Near(3), gate=gate))), {}),
         Case("two networks", both, Recipe((Stage(), Stage(network="large", gate=gate, join="replace"))), {}),
         Case("gated flip, from pixels", one, Recipe((Stage(), flip)), {"from_pixels": True}),
-        Case("gated flip, int8", one, Recipe((Stage(), flip)), {"quantize": "int8"}),
+        Case("gated flip, int8", one, Recipe((Stage(), flip)), calibration),
     ]
 
 

@@ -16,7 +16,8 @@ from unstride.engine.engine import Engine
 from unstride.geometry.find import find_layers
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import State
-from unstride.graph.capture import Graph, capture, tolerance
+from unstride.graph.capture import Graph, capture
+from unstride.graph.verify import tolerance
 
 STRIDED = {"conv", "max_pool", "avg_pool", "slice", "merge", "resize"}
 
@@ -212,8 +213,8 @@ def check_all(net: Net, images: Tensor, states: Sequence[State], tol: float) -> 
     taps = dict(zip(dict.fromkeys(net.outputs), got, strict=True))
     for s in states:
         for a, b in zip(net.leaves(taps), net.referee(images, s), strict=True):
-            mine = torch.stack([a[requests.index((i, s))] for i in range(images.shape[0])])
-            assert gap(mine, b) <= tol, f"state {s}: differs by {gap(mine, b):.1e}"
+            values = torch.stack([a[requests.index((i, s))] for i in range(images.shape[0])])
+            assert gap(values, b) <= tol, f"state {s}: differs by {gap(values, b):.1e}"
     return max(gap(got[0][r], run.plain[net.outputs[0]][i]) for r, (i, _) in enumerate(requests))
 
 

@@ -127,8 +127,8 @@ class Chrome:
 
     def complaints(self) -> list[str]:
         """What the browser's console says of errors: scripts that raised, refused resources."""
-        told = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
-        return [entry["message"] for entry in told if entry["level"] == "SEVERE"]
+        entries = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
 
     # -- the protocol
     def _ask(self, method: str, path: str, body: Any = None) -> Any:

@@ -108,7 +108,7 @@ def test_evaluate_knows_the_task_of_a_reader(tmp_path):
         return extend.Listing(["red", "green"], item, ("a", "b", "c"))
 
     extend.reader("colours", task="segmentation")(masks)
-    loaded = unstride.models.LoadedModel("mine", scenes.eval(), unstride.Preprocess())
+    loaded = unstride.models.LoadedModel("ours", scenes.eval(), unstride.Preprocess())
     rows = unstride.evaluate(loaded, "colours:x", recipe="flip", out=tmp_path, progress=False)
     assert all("miou" in row.metric.lower() for row in rows) and rows[0].images == 2
 
@@ -208,13 +208,13 @@ def other(*args):
     ids=["rule", "reader", "library", "view"],
 )
 def test_a_name_is_given_once(register, names):
-    theirs, mine = names
+    theirs, ours = names
     with pytest.raises(OptionError, match=f"{theirs}' is there already, it is unstride's own; choose another name"):
         register(theirs)(gamma)
-    register(mine)(gamma)
-    register(mine)(gamma)  # the same function: a cell that is run again
-    with pytest.raises(OptionError, match=f"{mine}' is there already by .*gamma; choose another name"):
-        register(mine)(other)
+    register(ours)(gamma)
+    register(ours)(gamma)  # the same function: a cell that is run again
+    with pytest.raises(OptionError, match=f"{ours}' is there already by .*gamma; choose another name"):
+        register(ours)(other)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_name_is_given_once(register, names):
     [
         lambda: extend.rule("acme::thin")(gamma),
         lambda: extend.reader("a:b", "classification")(gamma),
-        lambda: extend.reader("sample-mine", "classification")(gamma),
+        lambda: extend.reader("sample-ours", "classification")(gamma),
         lambda: extend.library("file.py")(gamma),
         lambda: extend.view("Up=1")(gamma),
     ],
@@ -235,7 +235,7 @@ def test_a_name_has_its_form(register):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: extend.reader("tiles", "counting"), "task 'counting' is not one of"),
+        (lambda: extend.reader("tiles", "counting"), "task: got 'counting', wanted one of"),
         (lambda: extend.view("Gamma", values=(2.0, 1.0)), r"wanted \(low, high\)"),
         (lambda: extend.view("Gamma", undo=gamma), "say moves=True"),
     ],

@@ -12,8 +12,10 @@ HELP = "import unstride.cli.main as m; m.app({args!r}, standalone_mode=False)"
 
 def loaded_by(code: str) -> set[str]:
     """Which of HEAVY are in a fresh interpreter after `code`."""
-    told = f"{code}\nimport sys, json; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    program = (
+        f"{code}\nimport sys, json; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(json.loads(done.stderr))
 
 

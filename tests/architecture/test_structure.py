@@ -82,8 +82,8 @@ def test_enhanced_has_few_public_members() -> None:
     assert len(own - inherited) <= MOST_MEMBERS, sorted(own)
 
 
-def test_tests_mirror_the_packages() -> None:
-    """Who changes src/unstride/X/y.py opens tests/X; what concerns the whole is in folders beside them."""
+def test_every_package_has_its_folder_of_tests() -> None:
+    """`tests/X` tests `src/unstride/X`. Tests of the whole are in other folders."""
     folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
     packages = {package.name for package in SOURCE.iterdir() if package.is_dir()}
     assert folders - packages <= BESIDE

@@ -18,7 +18,7 @@ TABLE = Table(("", "accuracy"), (("small", "93.00 %"), ("tuned", "95.00 %")), "T
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(out: Path, say: Any) -> Iterator[DemoPart]:
         say("tuning")
         yield DemoPart("classifiers", "Two classifiers", {"rows": 2}, (Text("On 40 images."), TABLE), seconds=2.0)
@@ -32,7 +32,9 @@ def run(out: Path, *more: str) -> Any:
     return CliRunner().invoke(app, ["demo", "--out", str(out), *more])
 
 
-def test_the_parts_are_printed_and_a_part_that_could_not_run_gives_exit_code_3(told: None, tmp_path: Path) -> None:
+def test_the_parts_are_printed_and_a_part_that_could_not_run_gives_exit_code_3(
+    small_demo: None, tmp_path: Path
+) -> None:
     result = run(tmp_path / "out")
     assert result.exit_code == 3
     for words in ("Two classifiers", "On 40 images.", "95.00 %", "The caption.", "could not run: no onnx"):
@@ -40,7 +42,7 @@ def test_the_parts_are_printed_and_a_part_that_could_not_run_gives_exit_code_3(t
     assert f"part 1 of {PARTS}: tuning" in result.stderr
 
 
-def test_json(told: None, tmp_path: Path) -> None:
+def test_json(small_demo: None, tmp_path: Path) -> None:
     found = json.loads(run(tmp_path / "out", "--json").stdout)
     assert found["classifiers"] == {"rows": 2}
     assert found["skipped"] == {"files": "no onnx"}

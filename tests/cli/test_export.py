@@ -20,10 +20,10 @@ def test_a_recipe_from_pixels(tmp_path):
     arguments = [spec, "--recipe", "flip", "--out", str(out), "--from-pixels", "--limit", "4", "--json"]
     done = CliRunner().invoke(app, ["export", *arguments])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["path"] == str(out)
-    assert told["outputs"] == ["output", "confidence", "pass_count", "cost"]
-    assert told["size"] == out.stat().st_size
+    summary = json.loads(done.stdout)
+    assert summary["path"] == str(out)
+    assert summary["outputs"] == ["output", "confidence", "pass_count", "cost"]
+    assert summary["size"] == out.stat().st_size
     photos = noise_photos((32, 32), 2)[:1]
     better = unstride.enhance(unstride.models.load(spec), recipe="flip")
     got = ort.InferenceSession(out).run(["output"], {"images": np.asarray(photos[0])[None]})[0]

@@ -91,7 +91,7 @@ def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nets.py:raises"], "the model raised KeyError on images of shape"),
         (["nets.py:asks", "--image-size", "32"], "torch.export cannot capture Asks"),
@@ -105,11 +105,11 @@ def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
         (["nets.py:net", "--weights", "none.pt"], "none.pt"),
     ],
 )
-def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], said: str) -> None:
+def test_bad_input_is_one_clear_line(tmp_path: Path, words: list[str], message: str) -> None:
     result = run(tmp_path, *words)
     shown = " ".join(result.output.split()) or str(result.exception)
     assert result.exit_code != 0
-    assert said in shown
+    assert message in shown
     assert "Traceback" not in shown
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import unstride.tuning.partners as partners
 from unstride.cli.main import app
-from unstride.errors import SpecError
+from unstride.errors import OptionError, SpecError
 from unstride.recipe.files import read
 
 NETWORKS = """
@@ -65,7 +65,7 @@ def test_images_without_labels_set_the_gates(folder):
         Image.fromarray(x).save(photos / f"{k}.png")
     done = run(*specs(folder), "--images", photos, "--cost", 2.0, "--out", folder / "gates.toml")
     assert done.exit_code == 0 and "without labels" in done.stdout, done.output
-    assert read(folder / "gates.toml").figures["proved"] is False
+    assert read(folder / "gates.toml").figures["decision"] == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -91,18 +91,24 @@ def test_partners_are_cheaper_and_apart_and_named_where_no_hub_answers(monkeypat
     found = partners.partners_of("timm:resnet50")
     assert 2 <= len(found) <= 3 and all(p.gmacs <= 0.7 * 4.1 for p in found)
     assert all(a.gmacs >= 1.4 * b.gmacs for a, b in itertools.pairwise(found))
-    asked = []
+    asked, here = [], {"timm:resnet50"}
 
-    def load(spec):
-        asked.append(spec)
-        if spec != "timm:resnet50":
+    def load(spec, weights):
+        asked.append((spec, weights))
+        if spec not in here:
             raise SpecError(f"{spec}: its weights could not be fetched")
         return made_pools.loaded(0.5, 16, spec)
 
     monkeypatch.setattr(partners, "load", load)
     with pytest.warns(match=f"{found[0].spec}.* where a hub can be reached"):
-        loaded = partners.with_partners(["timm:resnet50"], "auto")
-    assert [n.spec for n in loaded] == ["timm:resnet50"] and asked[1:] == [p.spec for p in found]
+        loaded = partners.with_partners(["timm:resnet50"], "auto", "own.pth")
+    assert [n.spec for n in loaded] == ["timm:resnet50"]
+    assert asked == [("timm:resnet50", "own.pth"), *((p.spec, "default") for p in found)]
+    here.clear()
+    with pytest.raises(SpecError, match=f"could not be fetched. Partners to try .*{found[0].spec}"):
+        partners.with_partners("timm:resnet50", "auto")
+    with pytest.raises(OptionError, match="no network much cheaper than timm:mobilenetv3_small_100"):
+        partners.with_partners("timm:mobilenetv3_small_100", "auto")
 
 
 def test_the_table_of_partners_names_networks_that_timm_has():

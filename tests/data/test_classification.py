@@ -368,7 +368,7 @@ def test_every_kind_is_in_the_text():
     assert all(kind in unstride.data.__doc__ for kind in KINDS)
 
 
-def test_a_path_without_its_kind_is_asked_back_with_one(tmp_path, monkeypatch):
+def test_a_path_without_its_kind_is_an_error_that_names_the_kind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in ("digits/val/cat", "scenes/images", "scenes/masks"):
         (tmp_path / folder).mkdir(parents=True)

@@ -1,5 +1,6 @@
 """What the docs say must run: every Python block, every command line, every link of the built pages."""
 
+import json
 import linecache
 import re
 import runpy
@@ -16,6 +17,7 @@ import pytest
 import torch
 import typer
 from docs_nets import namespace
+from typer.testing import CliRunner
 
 from unstride import data, models
 from unstride.geometry.rules import RULES
@@ -121,6 +123,39 @@ def test_examples_run(
     finally:
         torch.set_num_threads(threads)
     assert capsys.readouterr().out.strip()
+
+
+def kept(output: dict) -> tuple[str, str]:
+    """The kind of a cell's output, and its first line without figures."""
+    lines = output.get("text") or output["data"]["text/plain"]
+    return output["output_type"], re.sub(r"[-+]?\d[\d.,]*", "0", lines[0])
+
+
+def test_the_notebook_runs_and_keeps_its_outputs() -> None:
+    path = ROOT / "examples" / "tour.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    made = runpy.run_path(str(DOCS / "_tools" / "notebook.py"))["run"](notebook)
+    assert [list(map(kept, outputs)) for outputs in made] == [list(map(kept, outputs)) for outputs in cells]
+    assert all(cells) and path.stat().st_size < 300_000
+
+
+def test_the_figures_of_why_are_those_of_the_rows() -> None:
+    from benchmarks import why
+
+    assert why.page() == why.PAGE.read_text(encoding="utf-8")
+
+
+def test_own_models_in_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the quick start run, one after another, on models and images as its own program makes them."""
+    from unstride.cli import app
+
+    tool = runpy.run_path(str(DOCS / "_tools" / "first_models.py"))
+    tool["prepare"](tmp_path, tool["Sizes"](training=40, scenes=6, epochs=1, labelled=60, labelled_scenes=12, new=2))
+    monkeypatch.chdir(tmp_path)
+    for line in commands("quick-start.md"):
+        result = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+        assert result.exit_code == 0, (line, result.output)
 
 
 def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

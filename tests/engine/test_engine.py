@@ -51,7 +51,7 @@ def test_forgetting_never_costs_a_second_computation(monkeypatch: pytest.MonkeyP
     assert runs and all(not run.store.levels[1] for run in runs)
 
 
-def test_memory_stays_near_that_of_the_plain_network() -> None:
+def test_memory_stays_near_that_of_the_base_model() -> None:
     net, images = Three().eval(), torch.randn(4, 3, 256, 256)
     better = unstride.enhance(net, images[:1], recipe="paper", budget=4, layers=range(1, 4), execution="frozen")
     with torch.no_grad():

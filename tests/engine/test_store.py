@@ -32,8 +32,8 @@ def test_rows_stay_what_they_were(rows: int, data: st.DataObject, batch: Batch) 
     assert sum(block.rows for block in blocks) < max(1, 2 * len(left))
     for key in left:
         tensor, row = store.place(1, key, node)
-        mine = tensor.narrow(batch.dim, row * batch.factor, batch.factor)
-        assert torch.equal(mine, value.narrow(batch.dim, key[0] * batch.factor, batch.factor))
+        stored = tensor.narrow(batch.dim, row * batch.factor, batch.factor)
+        assert torch.equal(stored, value.narrow(batch.dim, key[0] * batch.factor, batch.factor))
 
 
 def test_a_smaller_copy_keeps_the_layout() -> None:

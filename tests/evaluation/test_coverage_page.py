@@ -27,7 +27,7 @@ def test_rows_go_to_a_file_and_back(tmp_path) -> None:
     ],
 )
 def test_the_answer_follows_from_the_rows(holds: float, note: str, words: str) -> None:
-    row = Row("paired", "2 % change", 200, "a (ours)", 1000, holds, 2.0, 3.0, 4.0, 1.5, note)
+    row = Row("paired", "2 % change", 200, "a (ours)", 1000, holds, 2.0, 3.0, 4.0, wrong=1.5, note=note)
     before = replace(row, method="b (before)", width=8.0)
     text = page([row, before])
     assert words in text and "Its width is 50 % of the interval before" in text

@@ -8,7 +8,6 @@ from unstride.evaluation.decisions import (
     decide,
     images_to_settle,
     one_standard_error,
-    safe_share,
     safe_shares,
 )
 from unstride.evaluation.intervals import ConfidenceInterval, PairedCounts, paired_gain
@@ -125,8 +124,8 @@ def mean_costs(
 
 @pytest.mark.parametrize(("images", "new"), [(100, 200), (500, 500), (500, 5000)])
 def test_the_ceiling_holds_on_new_images(images: int, new: int) -> None:
-    share = safe_share(1.5, 1.0, 2.0, images, new)
-    means = mean_costs((share,), [2.0], images, new, False)
+    shares = safe_shares(1.5, 1.0, [2.0], [1.0], images, new)
+    means = mean_costs(shares, [2.0], images, new, False)
     assert (means > 1.5).mean() <= 0.065  # 5 %, and what sampling adds in 1,000 draws
     assert means.mean() > 1.5 - 3 * means.std()  # and it is not wasteful
 
@@ -145,20 +144,20 @@ def test_the_ceiling_holds_with_several_stages(independent: bool) -> None:
 
 
 def test_a_ceiling_that_holds_anyway_asks_for_no_gate() -> None:
-    assert safe_share(2.0, 1.0, 1.0, 100) == 1.0
-    assert safe_share(1.0, 1.0, 1.0, 100) == 0.0
+    assert safe_shares(2.0, 1.0, [1.0], [1.0], 100) == (1.0,)
+    assert safe_shares(1.0, 1.0, [1.0], [1.0], 100) == (0.0,)
     assert cost_interval(1.0, [1.0], [1.0], 100) == ConfidenceInterval(2.0, 2.0, 2.0)
 
 
 def test_more_images_allow_a_larger_share() -> None:
-    shares = [safe_share(1.5, 1.0, 1.0, n) for n in (50, 200, 1000, 10_000)]
+    shares = [safe_shares(1.5, 1.0, [1.0], [1.0], n)[0] for n in (50, 200, 1000, 10_000)]
     assert shares == sorted(shares) and shares[-1] > 0.49 and shares[-1] < 0.5
 
 
 def test_the_share_of_one_gate_is_the_exact_order_statistic() -> None:
     stats = pytest.importorskip("scipy.stats")
     for images in (60, 200, 1000):
-        share = safe_share(1.4, 1.0, 1.0, images)
+        (share,) = safe_shares(1.4, 1.0, [1.0], [1.0], images)
         k = round(share * images)
         assert stats.beta.sf(0.4, k + 1, images - k) <= 0.0501
         assert stats.beta.sf(0.4, k + 2, images - k - 1) > 0.0499
@@ -166,7 +165,7 @@ def test_the_share_of_one_gate_is_the_exact_order_statistic() -> None:
 
 def test_impossible_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="more than the ceiling"):
-        safe_share(0.9, 1.0, 1.0, 100)
+        safe_shares(0.9, 1.0, [1.0], [1.0], 100)
     with pytest.raises(ValueError, match="each at most the one before"):
         safe_shares(2.0, 1.0, [1.0, 1.0], [0.2, 0.4], 100)
     with pytest.raises(ValueError, match="margin"):

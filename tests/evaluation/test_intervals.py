@@ -4,7 +4,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from benchmarks.coverage_of_intervals import tango
 from unstride.evaluation.intervals import (
+    STRICTER,
     Array,
     ConfidenceInterval,
     PairedCounts,
@@ -12,10 +14,8 @@ from unstride.evaluation.intervals import (
     bootstrap_gain,
     cross_validated,
     gain_from_labels,
-    mcnemar,
     paired_gain,
     student_quantile,
-    tango,
 )
 
 
@@ -66,9 +66,9 @@ def one_sided_mid_p(corrected: int, broken: int) -> float:
 def test_the_lower_end_agrees_with_the_mid_p_mcnemar_test() -> None:
     for corrected, broken in PAIRS:
         interval = paired_gain(PairedCounts(corrected, broken, 300))
-        assert (interval.low > 0) == (one_sided_mid_p(corrected, broken) < 0.025), (corrected, broken)
-        mirrored = paired_gain(PairedCounts(broken, corrected, 300))
-        assert (mirrored.low, mirrored.high) == pytest.approx((-interval.high, -interval.low))
+        assert (interval.low > 0) == (one_sided_mid_p(corrected, broken) < 0.025 * STRICTER), (corrected, broken)
+        swapped = paired_gain(PairedCounts(broken, corrected, 300))
+        assert (swapped.low, swapped.high) == pytest.approx((-interval.high, -interval.low))
         assert interval.low <= interval.estimate <= interval.high
 
 
@@ -86,7 +86,7 @@ def test_the_ends_are_quantiles_of_the_product_of_two_beta_variables() -> None:
         more = generator.beta(changed + 1, images - changed, count)
         drawn = np.where(part > 0.5, fewer, more) * (2 * part - 1)
         interval = paired_gain(PairedCounts(corrected, broken, images))
-        assert interval.low == pytest.approx(np.quantile(drawn, 0.025), abs=0.01 * interval.width)
+        assert interval.low == pytest.approx(np.quantile(drawn, 0.025 * STRICTER), abs=0.01 * interval.width)
 
 
 def coverage(method: Callable[[PairedCounts], ConfidenceInterval], images: int, changed: float, gain: float) -> float:
@@ -121,28 +121,6 @@ def test_a_higher_level_is_wider() -> None:
     assert widths == sorted(widths)
 
 
-def test_mcnemar_against_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
-    for corrected, broken in PAIRS:
-        count = corrected + broken
-        exact = stats.binomtest(corrected, count).pvalue if count else 1.0
-        assert mcnemar(PairedCounts(corrected, broken, 100), mid=False) == pytest.approx(exact)
-        mid = exact - stats.binom.pmf(corrected, count, 0.5) if corrected != broken else 1.0
-        assert mcnemar(PairedCounts(corrected, broken, 100)) == pytest.approx(mid)
-
-
-def test_mcnemar_against_statsmodels() -> None:
-    tables = pytest.importorskip("statsmodels.stats.contingency_tables")
-    for corrected, broken in PAIRS[1:]:
-        expected = tables.mcnemar([[10, broken], [corrected, 10]], exact=True).pvalue
-        assert mcnemar(PairedCounts(corrected, broken, 100), mid=False) == pytest.approx(expected)
-
-
-def test_mcnemar_with_thousands_of_disagreements() -> None:
-    assert mcnemar(PairedCounts(2000, 2000, 10_000)) == pytest.approx(1.0)
-    assert 0 <= mcnemar(PairedCounts(5000, 1000, 10_000)) < 1e-100
-
-
 def test_tango_against_a_published_example() -> None:
     """Airway hyper-responsiveness before and after transplantation (Fagerland, Lydersen and Laake, 2014)."""
     interval = tango(PairedCounts(1, 7, 21))
@@ -165,7 +143,7 @@ def test_tango_against_the_likelihood(corrected: int, broken: int, images: int) 
 def test_both_methods_agree_where_there_are_many_disagreements() -> None:
     counts = PairedCounts(260, 200, 4000)
     ours, score = paired_gain(counts), tango(counts)
-    assert (ours.low, ours.high) == pytest.approx((score.low, score.high), abs=2e-4)
+    assert (ours.low, ours.high) == pytest.approx((score.low, score.high), abs=4e-4)
 
 
 def test_quantiles_against_scipy() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from unstride.errors import ArtefactError
 from unstride.evaluation.intervals import ConfidenceInterval
-from unstride.evaluation.rows import Row, decision_of, describe_cost, read_rows, table, write_rows
+from unstride.evaluation.rows import Row, cells, decision_of, describe_cost, read_rows, table, write_rows
 
 ONE = ConfidenceInterval(1.0, 1.0, 1.0)
 
@@ -45,6 +45,11 @@ def test_the_table_has_one_line_for_each_row():
     assert "+1.0 points (95 % CI +0.2 to +2.0)" in lines[2] and "1.40 (1.30 to 1.50)" in lines[2]
     assert "3.00" in lines[2].split()  # times the base model's
     assert describe_cost(ONE) == "1.00"
+
+
+def test_a_cell_of_what_is_not_counted_is_empty():
+    titles, (counted, uncounted) = cells([row(), row("net.onnx", (0.01, 0.002, 0.02), macs=0)])
+    assert (counted[titles.index("GMACs")], uncounted[titles.index("GMACs")]) == ("2", "")
 
 
 @pytest.mark.parametrize("width", [60, 80, 90])

@@ -20,7 +20,7 @@ def images() -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_output_type_and_plain_answer(images: torch.Tensor) -> None:
+def test_output_type_and_base_prediction(images: torch.Tensor) -> None:
     net = seeded(SmallSegmenter())
     better = unstride.enhance(net, images[:1], task="segmentation", recipe="paper", budget=4)
     out, plain = better(images), net(images)

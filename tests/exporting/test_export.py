@@ -152,12 +152,12 @@ def test_a_cascade_holds_each_network_once_and_says_what_it_is(tmp_path):
     model = onnx.load(file.path)
     for value in (*model.graph.input, *model.graph.output):
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
-    told = {entry.key: entry.value for entry in model.metadata_props}
-    stored = tomllib.loads(told["unstride.recipe"])
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    stored = tomllib.loads(metadata["unstride.recipe"])
     head = {k: stored.pop(k) for k in ("format", "networks", "cost_of")}
     assert from_data(stored) == better.recipe
-    assert json.loads(told["unstride.networks"])["large"]["fingerprint"] == head["networks"]["large"]["fingerprint"]
-    assert "torch" in json.loads(told["unstride.provenance"])["versions"]
+    assert json.loads(metadata["unstride.networks"])["large"]["fingerprint"] == head["networks"]["large"]["fingerprint"]
+    assert "torch" in json.loads(metadata["unstride.provenance"])["versions"]
 
 
 def test_the_file_runs_without_torch_and_unstride(tmp_path):
@@ -243,6 +243,13 @@ def test_from_pixels_each_network_gets_its_own_preprocessing(tmp_path):
         unstride.export(better, tmp_path / "tensor.onnx", example=32)
 
 
+def test_the_share_of_the_same_class_counts_images_that_are_near_another_class():
+    better = unstride.enhance(small(), recipe="plain", task="classification")
+    wanted = torch.tensor([[2.0, 0.0, 0.0], [1.001, 1.0, 0.0]])
+    got = torch.tensor([[2.0, 0.0, 0.0], [0.999, 1.0, 0.0]]).numpy()
+    assert checking.same_class(got, wanted, better).tolist() == [1.0, 0.0]
+
+
 def test_int8_networks_are_smaller_and_nearly_agree(tmp_path):
     models = {"small": small(), "large": Large(4000)}
     images = X[:16]
@@ -252,6 +259,8 @@ def test_int8_networks_are_smaller_and_nearly_agree(tmp_path):
     assert re.search(r"int8: same class as float32 for \d+\.\d% of these images", str(file))
     same = run(images)["output"].argmax(1) == better(images).argmax(1).numpy()
     assert same.mean() >= 0.75
+    with pytest.raises(OptionError, match="images to calibrate"):
+        written(tmp_path, models, recipe, quantize="int8")
 
 
 # ---------------------------------------------------------------------------------------------------- .pt2

@@ -98,7 +98,10 @@ def test_the_triton_repository_declares_the_files_own_inputs_and_outputs(exporte
     config = (folder / "config.pbtxt").read_text()
     assert re.search(r'^name: "recipe"$', config, re.MULTILINE)
     assert re.search(r'^platform: "onnxruntime_onnx"$', config, re.MULTILINE)
-    assert "python" not in config
+    assert not re.search(r"^backend", config, re.MULTILINE)
+    repository = re.search(r"--model-repository (\S+)", config)[1]  # type: ignore[index]
+    assert (EXAMPLES.parent / repository).samefile(folder.parent)
+    assert f"--out {repository}/recipe/1/model.onnx" in config
     assert int(re.search(r"^max_batch_size: (\d+)$", config, re.MULTILINE)[1]) > 1  # type: ignore[index]
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["1"]
     declared = re.findall(r'name: "(\w+)"\s+data_type: TYPE_(\w+)\s+dims: \[ ([-\d, ]*) \]', config)

@@ -271,10 +271,10 @@ def outputs(graph: Graph, images: Tensor) -> list[Tensor]:
     found: dict[Any, Any] = {graph.image: images}
     for n, value in run_nodes(graph, images):
         found[n] = value
-        told = n.meta.get("val")
-        if isinstance(told, Tensor):  # later analysis reads shapes there
-            assert value.dtype == told.dtype
-            assert all(b == t for b, t in zip(value.shape, told.shape, strict=True) if isinstance(t, int))
+        expected = n.meta.get("val")
+        if isinstance(expected, Tensor):  # later analysis reads shapes there
+            assert value.dtype == expected.dtype
+            assert all(b == t for b, t in zip(value.shape, expected.shape, strict=True) if isinstance(t, int))
     return [found[leaf] for leaf in graph.leaves]
 
 

@@ -1,4 +1,4 @@
-"""Laws 3 to 8 on networks written by hand: sharing, independence, budget, geometry, innocence, same out as in."""
+"""Invariants 3 to 8 on networks written by hand: sharing, independence, budget, geometry, innocence, same out as in."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ from unstride.engine.engine import Engine
 from unstride.errors import CaptureError, LessAtOnce, OptionError, UnstrideError
 from unstride.geometry.find import find_layers
 from unstride.geometry.states import State
-from unstride.graph.capture import capture, tolerance
+from unstride.graph.capture import capture
+from unstride.graph.verify import tolerance
 
 
 class Residual(nn.Module):
@@ -58,7 +59,7 @@ def net_of(
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 31), (37, 24), (17, 19)])
-def test_all_laws_at_odd_sizes(size: tuple[int, int]) -> None:
+def test_all_invariants_at_odd_sizes(size: tuple[int, int]) -> None:
     net, images = net_of(Residual(), size)
     states = some_states(net.found, 6)
     check_identity(net, images)

@@ -1,4 +1,4 @@
-"""Laws 1, 3, 4 and 6 on random small networks: residual, concatenating, gated, attending, U-shaped, odd sizes."""
+"""Invariants 1, 3, 4 and 6 on random small networks: residual, concatenating, gated, attending, U-shaped, odd sizes."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ MANY = 625  # 8 x 625 = 5,000 networks in the slow one: `pytest -m slow tests/in
 OTHER = {1: 30, 3: 30}  # 4 x 30 of signals and of volumes in an ordinary run, 4 x 250 in the slow one
 
 
-def laws_hold(plan: Plan) -> None:
+def invariants_hold(plan: Plan) -> None:
     model = build(plan)
     images = torch.randn(2, 3, *plan.size, dtype=torch.float64, generator=torch.Generator().manual_seed(plan.seed))
     net = Net.of(model, images[:1])
@@ -36,7 +36,7 @@ def sweep(number: int, count: int, axes: int = 2) -> None:
     @given(plans(axes))
     def check(plan: Plan) -> None:
         seen[hash(plan)] += 1
-        laws_hold(plan)
+        invariants_hold(plan)
 
     check()
     assert len(seen) > 0.9 * count, f"only {len(seen)} different networks"

@@ -1,4 +1,4 @@
-"""Law 2: the activations of state s are the slice [R n + s] of the stride-1 op, op by op, computed by hand."""
+"""Invariant 2: the activations of state s are the slice [R n + s] of the stride-1 op, op by op, computed by hand."""
 
 import itertools
 

@@ -20,8 +20,8 @@ OPTIONS = {"schedule": FAST, "progress": False}
 def reference(net: nn.Module, fitted: Fitted, budget: int, **switches: str) -> Paper:
     """The paper with the fitted numbers. The net has three layers, so all are searched."""
     a = fitted.better.attention
-    learned = Learned(a.query.weight, a.key.weight, a.out, a.query.bias, a.key.bias)
-    plain = Net(net, [["0"], ["2"], ["3"]], "5", lambda f: net[5:](f))
+    learned = Learned(a.query.weight[0], a.key.weight[0], a.out, a.query.bias[0], a.key.bias[0])
+    plain = Net(net, [["0"], ["2"], ["3"]], "5", net[5:])
     return Paper(plain, (1, 2, 3), budget, "learned", "learned", learned=learned, **switches)
 
 
@@ -37,10 +37,10 @@ def pixels(batches) -> tuple[Tensor, Tensor]:
 def test_validation_is_the_papers_procedure(net, train, held, switches, changes) -> None:
     """Search by the learned criterion, aggregate, classify: the kept epoch's figures by the independent reference."""
     with torch.enable_grad():
-        fitted = unstride.fit(net, train, validation=held, heads=3, **OPTIONS, **changes)
+        fitted = unstride.fit(net, train, validation=held, **OPTIONS, **changes)
     x, y = pixels(held)
     paper = reference(net, fitted, FAST.budget, **switches)
-    logits = torch.cat([paper.predict(image[None], paper.search(image[None]).states) for image in x])
+    logits = torch.cat([paper.run(image[None]).y for image in x])
     assert fitted.report.fitted == pytest.approx(float((logits.argmax(1) == y).float().mean()))
     assert fitted.report.fitted_nll == pytest.approx(float(cross_entropy(logits, y)), abs=1e-4)
     assert fitted.report.base == pytest.approx(float((net(x).argmax(1) == y).float().mean()))

@@ -63,10 +63,10 @@ def test_the_same_states_in_the_same_order_as_the_reference(
     def criterion(selections: tuple[tuple[int, int], ...], count: int) -> float:
         return hash((selections, seed, count if moving else 0)) % values
 
-    expected = paper_search(rates, layers, lambda S: [criterion(s, len(S)) for s in S], budget, stop)
+    states, expansions = paper_search(rates, layers, lambda S: [criterion(s, len(S)) for s in S], budget, stop)
     search = run(BestFirst(space, layers, budget, stop), lambda s, count: criterion(s.selections, count))
-    assert [s.selections for s in search.visited] == expected.states
-    assert [(e.state.selections, e.layer) for e in search.expansions] == expected.expansions
+    assert [s.selections for s in search.visited] == states
+    assert [(e.state.selections, e.layer) for e in search.expansions] == expansions
 
 
 @given(st.integers(1, 60), st.lists(st.floats(0, 1), min_size=48, max_size=48))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unstride.errors import DataError
 from unstride.geometry.states import State, StateSpace
-from unstride.method.attention import Attention
+from unstride.method.attention import Attention, learned_criterion
 from unstride.method.criteria import training_draw
 from unstride.method.search import lowest
 from unstride.method.training import (
@@ -96,7 +96,7 @@ def test_the_attention_learns_which_states_to_trust(trained: TrainingResult) -> 
     states = list(space.states())
     maps = Toy("v", 8).batch([f"v{i}" for i in range(8)]).maps([(i, s) for i in range(8) for s in states])
     with torch.no_grad():
-        criterion = attention.criterion(maps.unflatten(0, (8, -1))).mean(0)
+        criterion = learned_criterion(attention.received(maps.unflatten(0, (8, -1)))).mean(0)
     bad = torch.tensor([misleading(s) for s in states])
     assert criterion[~bad].max() < criterion[bad].min()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unstride.errors import PreprocessAssumed
+from unstride.errors import PreprocessAssumed, SpecError
 from unstride.models import Preprocess, load
 
 SOURCE = """
@@ -20,6 +20,12 @@ def volumes():
 
 def both():
     return alone(), Preprocess(resize=24, crop=24)
+
+def named():
+    return *both(), ["cat", "dog"]
+
+def numbered():
+    return *both(), 2
 """
 
 
@@ -44,3 +50,10 @@ def test_no_warning_where_the_preprocessing_is_known(own: str, spec: str) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error", PreprocessAssumed)
         load(spec.replace("own.py", own))
+
+
+def test_a_function_may_name_the_classes(own: str) -> None:
+    assert load(f"{own}:named").classes == ("cat", "dog")
+    assert load(f"{own}:both").classes == ()
+    with pytest.raises(SpecError, match=r"numbered: it returned 2 as its classes, expected a list of their names\."):
+        load(f"{own}:numbered")

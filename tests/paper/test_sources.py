@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 
 from unstride.errors import DataError, OptionError
 from unstride.models import LoadedModel, load
+from unstride.paper.catalogue import EXHIBITS
 from unstride.paper.reproducing import reproduce
-from unstride.paper.sources import EmbeddedSample, PaperFolder, weights_name
+from unstride.paper.sources import LAYOUTS, EmbeddedSample, PaperFolder, _library, weights_name
 from unstride.views.images import Preprocess
 
 
@@ -20,7 +20,6 @@ def test_what_is_missing_is_named_with_its_layout_and_its_weights(tmp_path):
     assert "cityscapes/leftImg8bit" in text
     assert "ADEChallengeData2016/" in text
     assert "weights/cityscapes-fcn-r50-d8.pth (fcn-r50-d8 for cityscapes in the model zoo" in text
-    assert "cityscapes_resnet50_fcn() in models.py" in text
     with pytest.raises(DataError, match=r"weights/flowers102-resnet18\.pth \(`unstride reproduce flowers102-finetune`"):
         reproduce("table2", PaperFolder(tmp_path))
     with pytest.raises(OptionError, match="limit"):
@@ -42,10 +41,8 @@ def test_weights_have_the_networks_name(model, data, name):
     assert weights_name(model, data) == name
 
 
-def test_a_network_comes_from_an_own_function_a_weights_file_or_the_library(tmp_path):
-    (tmp_path / "models.py").write_text("import torch\ndef cifar10_vgg11_bn():\n    return torch.nn.Conv2d(3, 10, 3)\n")
+def test_a_network_comes_from_a_weights_file(tmp_path):
     folder = PaperFolder(tmp_path)
-    assert isinstance(folder.load("VGG11-BN", "cifar10").model, nn.Conv2d)
     with pytest.raises(DataError, match=r"weights/cifar10-resnet20\.pth"):
         folder.load("ResNet20", "cifar10")
     (tmp_path / "weights").mkdir()
@@ -56,6 +53,13 @@ def test_a_network_comes_from_an_own_function_a_weights_file_or_the_library(tmp_
     loaded = folder.load("ResNet20", "cifar10")
     assert torch.equal(next(loaded.model.parameters()), next(iter(state.values())))
     assert loaded.spec == "paper:cifar10-resnet20"
+
+
+def test_every_network_of_an_exhibit_has_a_builder():
+    """Nobody writes a function for a network of the paper."""
+    specs = {_library(model, data) for exhibit in EXHIBITS.values() for model, data in exhibit.needs if data in LAYOUTS}
+    assert {spec.partition(":")[0] for spec in specs} == {"torchvision", "timm", "paper"}
+    assert sum(spec.startswith("paper:cifar") for spec in specs) == 2 * 19
 
 
 def test_the_first_weights_are_loaded(tmp_path, monkeypatch):
@@ -77,7 +81,7 @@ def test_the_first_weights_are_loaded(tmp_path, monkeypatch):
 def test_the_rehearsal_fits_on_other_images():
     source = EmbeddedSample(20)
     gray = Preprocess(56, (64, 64), (0.2,), (0.3,), channels="L")
-    loaded = LoadedModel("sample", nn.Identity(), gray, "classification")
+    loaded = LoadedModel("sample", torch.nn.Identity(), gray, "classification")
     test, fitting = source.test(loaded, "imagenet"), source.fitting(loaded, "imagenet")
     assert (len(test), len(fitting.train), fitting.limit) == (20, 2500, 500)
     assert not set(test.chosen) & set(fitting.train.chosen)

@@ -12,7 +12,7 @@ from small_nets import photo, png, write_nets
 
 import unstride
 from unstride.errors import InputError, OptionError
-from unstride.predicting.ray import RayPredictor
+from unstride.predicting import RayPredictor
 
 HERE = Path(__file__).parents[1]
 
@@ -59,6 +59,36 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(nets, tmp_pat
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(OptionError, match=r"pip install 'unstride\[ray\]'"):
         unstride.predict(f"{nets}:net", photos(tmp_path / "photos", 1), tmp_path / "p.jsonl", ray="local")
+
+
+ONCE = """
+def once():
+    from pathlib import Path
+    flag = Path(__file__).with_suffix(".loaded")
+    if flag.exists():
+        raise RuntimeError("it loads only once")
+    flag.touch()
+    return net()
+"""
+
+
+@pytest.mark.slow
+def test_models_travel_to_the_workers_and_a_worker_that_cannot_start_is_one_error(nets, tmp_path):
+    pytest.importorskip("ray")
+    folder, loaded = photos(tmp_path / "photos", 5), unstride.models.load(f"{nets}:net")
+
+    class Own(type(loaded.model)):
+        """A class that no other process can import."""
+
+    own = Own(*loaded.model)
+    better = unstride.enhance(own, recipe="flip", task="classification", preprocess=loaded.preprocess)
+    unstride.predict(better, folder, tmp_path / "one.jsonl")
+    done = unstride.predict(better, folder, tmp_path / "ray.jsonl", ray="local")
+    assert rows(tmp_path / "ray.jsonl") == rows(tmp_path / "one.jsonl")
+    assert 0 < done.waiting < 1
+    Path(nets).write_text(Path(nets).read_text() + ONCE)
+    with pytest.raises(OptionError, match=r"a worker cannot start \(.*it loads only once"):
+        unstride.predict(f"{nets}:once", folder, tmp_path / "other.jsonl", ray="local")
 
 
 CLUSTER = """

@@ -204,7 +204,7 @@ def test_a_finished_run_says_what_it_said_and_another_is_not_overwritten(nets, t
     first = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
     written = out.stat().st_mtime_ns
     again = unstride.predict(f"{nets}:net", folder, out, recipe="flip")
-    assert again == replace(first, already=True)
+    assert again == replace(first, already=True, seconds=0.0, waiting=0.0)
     assert str(again).startswith("already done: nothing left to do\n3 images")
     assert "already" not in str(first) and "images/s" in str(first)
     assert out.stat().st_mtime_ns == written
@@ -606,3 +606,70 @@ def test_a_hundred_thousand_images_take_no_more_memory_than_a_few_thousand(nets,
         images, peaks[count] = json.loads(done.stdout)
         assert images == count
     assert peaks[100_000] < peaks[4_000] + 64 * 1024, peaks  # in KiB
+
+
+OVERLAP = """
+import json, os, sys, time, warnings
+import torch
+import unstride
+from unstride.errors import UnstrideWarning
+from unstride.pipeline import open_pipeline
+from unstride.predicting.inputs import ImageInputs
+from unstride.predicting.run import open_runner
+
+warnings.simplefilter("ignore", UnstrideWarning)
+cores = os.cpu_count()
+torch.set_num_threads(cores)
+
+def idle():
+    # seconds in which cores had nothing to do, of all cores
+    with open("/proc/stat") as file:
+        ticks = file.readline().split()
+    return (int(ticks[4]) + int(ticks[5])) / os.sysconf("SC_CLK_TCK")
+
+def alone(folder):
+    # CPU seconds of decoding and of computing these images, one after the other
+    entries, start = list(ImageInputs(folder)), time.process_time()
+    images = [runner.preparation(k, entry) for k, entry in enumerate(entries)]
+    decoding, start = time.process_time() - start, time.process_time()
+    runner.run(0, images)
+    return decoding, time.process_time() - start
+
+pipeline = open_pipeline("timm:mobilenetv2_100", recipe="plain", weights="random")
+runner = open_runner(pipeline)
+folder, part, out, times = sys.argv[1:]
+alone(part)  # warms up
+before = alone(part)
+spent, waited, start = time.process_time(), idle(), time.perf_counter()
+done = unstride.predict(pipeline, folder, out)
+wall = time.perf_counter() - start
+loop = time.process_time() - spent + idle() - waited
+after = alone(part)
+parts = int(times) * (sum(before) + sum(after)) / 2
+shares = {"decoding": sum(p[0] for p in (before, after)) / sum(sum(p) for p in (before, after))}
+print(json.dumps({"images": done.images, "ratio": loop / parts, "loop": loop, "parts": parts, "wall": wall, **shares}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/stat"), reason="reads the cores' idle time from /proc/stat")
+def test_decoding_overlaps_computing(tmp_path):
+    """5,000 JPEGs of 500 x 375 px: the loop's CPU time, and that of cores that idled, over decoding and computing."""
+    folder, part, times = tmp_path / "photos", tmp_path / "part", 20
+    folder.mkdir()
+    part.mkdir()
+    for k in range(250):
+        photo(k, (375, 500)).save(part / f"{k:03d}.jpg", quality=90)
+        for copy in range(times):
+            os.link(part / f"{k:03d}.jpg", folder / f"{copy:02d}-{k:03d}.jpg")
+    clean = {k: v for k, v in environment().items() if k != "OMP_NUM_THREADS"}
+    clean["OMP_WAIT_POLICY"] = "passive"  # threads that wait for each other would count as computing
+    done = subprocess.run(
+        [sys.executable, "-c", OVERLAP, str(folder), str(part), str(tmp_path / "p.jsonl"), str(times)],
+        env=clean, capture_output=True, text=True, timeout=3000, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout.splitlines()[-1])
+    print(measured)
+    assert measured["images"] == 5_000
+    assert measured["ratio"] <= 1.15, measured

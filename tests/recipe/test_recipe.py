@@ -79,6 +79,13 @@ def test_the_first_stage_is_for_every_image():
         Recipe((Stage(("flip",)),), "segmentation")
 
 
+@pytest.mark.parametrize("task", ["embedding", "regression", "dense"])
+def test_networks_without_classes_are_only_averaged(task):
+    assert Recipe((Stage(), Stage(network="large")), task).networks == ("base", "large")
+    with pytest.raises(OptionError, match="averaged: leave join out"):
+        Recipe((Stage(), Stage(network="large", join="replace")), task)
+
+
 def test_a_recipe_prints_all_that_it_changes():
     assert "temperature 2" in str(get("plain").changed(temperature=2.0))
     assert "bfloat16" in str(get("flip").changed(precision="bfloat16"))

@@ -8,44 +8,14 @@ Equation, line and section numbers are the paper's. A selection is (s_y, s_x); t
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 State = tuple[tuple[int, int], ...]  # one selection per layer
-
-
-@dataclass
-class Net:
-    """y = C(F(I; s)). F ends where the module `head` begins; C is everything from there.
-
-    Segmentation aggregates maps of logits: there C changes nothing, and `head` is the upsampling to the image.
-    """
-
-    model: nn.Module
-    groups: list[list[str]]  # names of the strided ops of each subsampling layer
-    head: str
-    classify: Callable[[Tensor], Tensor]  # C: (1, c, h, w) -> (1, K)
-
-    @property
-    def rates(self) -> list[int]:
-        strides = [self.model.get_submodule(names[0]).stride for names in self.groups]
-        return [s if isinstance(s, int) else s[0] for s in strides]
-
-    @property
-    def zero(self) -> State:
-        return ((0, 0),) * len(self.groups)
-
-    @torch.no_grad()
-    def features(self, image: Tensor, state: State) -> Tensor:
-        """F(I; s): (1, 3, H, W) -> (1, c, h, w)."""
-        with selecting(self, state), capturing(self.model.get_submodule(self.head)) as captured:
-            self.model(image)
-        return captured[0]
 
 
 # -- section 3: subsampling layers
@@ -65,32 +35,36 @@ def subsample(op: nn.Module, x: Tensor, s: tuple[int, int], size: Sequence[int])
     return y[..., s[0] :: ry, s[1] :: rx][..., : size[0], : size[1]]
 
 
-@contextmanager
-def selecting(net: Net, state: State) -> Iterator[None]:
-    """Every strided op of layer l uses the selection index s_l."""
-    handles = []
-    for names, s in zip(net.groups, state, strict=True):
-        for name in names:
+@dataclass
+class Net:
+    """Eq. 3 and 4: y = C(F(I; s)). F ends where the module `head` begins; C is everything from there.
 
-            def hook(op: nn.Module, args: tuple, out: Tensor, s: tuple[int, int] = s) -> Tensor:
-                return subsample(op, args[0], s, out.shape[2:])
+    Segmentation aggregates maps of logits: there C changes nothing, and `head` is the upsampling to the image.
+    """
 
-            handles.append(net.model.get_submodule(name).register_forward_hook(hook))
-    try:
-        yield
-    finally:
+    model: nn.Module
+    groups: list[list[str]]  # names of the strided ops of each subsampling layer
+    head: str
+    C: Callable[[Tensor], Tensor]  # (n, c, h, w) -> (n, K)
+
+    @property
+    def rates(self) -> list[int]:
+        strides = [self.model.get_submodule(names[0]).stride for names in self.groups]
+        return [s if isinstance(s, int) else s[0] for s in strides]
+
+    @torch.no_grad()
+    def F(self, image: Tensor, state: State) -> Tensor:
+        """(1, 3, H, W) -> (1, c, h, w). Every strided op of layer l uses the selection index s_l."""
+        captured: list[Tensor] = []
+        handles = [self.model.get_submodule(self.head).register_forward_pre_hook(lambda m, x: captured.append(x[0]))]
+        for names, s in zip(self.groups, state, strict=True):
+            for name in names:
+                hook = lambda op, x, out, s=s: subsample(op, x[0], s, out.shape[2:])  # noqa: E731
+                handles.append(self.model.get_submodule(name).register_forward_hook(hook))
+        self.model(image)
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def capturing(module: nn.Module) -> Iterator[list[Tensor]]:
-    captured: list[Tensor] = []
-    handle = module.register_forward_pre_hook(lambda m, args: captured.append(args[0]))
-    try:
-        yield captured
-    finally:
-        handle.remove()
+        return captured[0]
 
 
 # -- section 4.1: aggregating
@@ -113,13 +87,8 @@ def align(f: Tensor, delta: tuple[int, int], T: int, down: str = "average") -> T
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """H(softmax(logits)) over the classes: (1, K, ...) -> (1, ...)."""
+    """H(softmax(logits)) over the classes: (S, K, ...) -> (S, ...)."""
     return torch.distributions.Categorical(logits=logits.movedim(1, -1)).entropy()
-
-
-def mean(f: Tensor) -> Tensor:
-    """Section 4.1: 1/B sum f_s; maps are (S, c, h, w) from here on."""
-    return f.mean(0, keepdim=True)
 
 
 def entropy_weights(logits: Tensor) -> Tensor:
@@ -128,54 +97,38 @@ def entropy_weights(logits: Tensor) -> Tensor:
 
 
 def weighted(f: Tensor, w: Tensor) -> Tensor:
-    """Eq. 8, with Z: weights (S,) or, per pixel, (S, h, w)."""
+    """Eq. 8, with Z: maps (S, c, h, w); weights (S,) or, per pixel, (S, h, w)."""
     w = (w / w.sum(0)).view(len(f), 1, *(w.shape[1:] or [1] * (f.ndim - 2)))
     return (w * f).sum(0, keepdim=True)
 
 
 @dataclass
 class Learned:
-    """The three parameters of the appendix, "Attention module", with the biases of its linear layers.
+    """The three parameters of the appendix, "Attention module", Linear(in=c, out=1), with the biases of its layers."""
 
-    The appendix has one head, Linear(in=c, out=1); the text says multi-head: then each attends to its own channels.
-    """
-
-    w_q: Tensor  # (heads, c)
+    w_q: Tensor  # (c,)
     w_k: Tensor
-    w_o: Tensor  # (c,)
-    b_q: Tensor  # (heads,)
+    w_o: Tensor
+    b_q: Tensor  # a number
     b_k: Tensor
 
-    def attention(self, f: Tensor) -> list[Tensor]:
-        """Eq. 5 at each location: W (S, S', h, w) of each head."""
-        W = []
-        for head in range(len(self.w_q)):
-            q = torch.einsum("s c ..., c -> s ...", f, self.w_q[head]) + self.b_q[head]
-            k = torch.einsum("s c ..., c -> s ...", f, self.w_k[head]) + self.b_k[head]
-            scores = torch.exp(q[:, None] * k[None])
-            W.append(scores / scores.sum(1, keepdim=True))
-        return W
+    def attention(self, f: Tensor) -> Tensor:
+        """Eq. 5 at each location: W (S, S', h, w)."""
+        q = torch.einsum("s c ..., c -> s ...", f, self.w_q) + self.b_q
+        k = torch.einsum("s c ..., c -> s ...", f, self.w_k) + self.b_k
+        return (q[:, None] * k[None]).softmax(1)
 
     def aggregate(self, f: Tensor) -> Tensor:
         """Eq. 6 with MLP(x) = w_o * x and v = f."""
-        pairs = zip(self.attention(f), f.chunk(len(self.w_q), 1), strict=True)
-        attended = torch.cat([torch.einsum("s t ..., t c ... -> s c ...", W, v) for W, v in pairs], 1)
-        w_o = self.w_o.view(1, -1, *[1] * (f.ndim - 2))
-        return (f + w_o * attended).mean(0, keepdim=True)
+        attended = torch.einsum("s t ..., t c ... -> s c ...", self.attention(f), f)
+        return (f + self.w_o.view(-1, *[1] * (f.ndim - 2)) * attended).mean(0, keepdim=True)
 
     def criterion(self, f: Tensor) -> list[float]:
         """Eq. 11 with the sum over the states that give attention: the printed sum over s' is 1 for every state."""
-        received = torch.stack([W.sum(0) for W in self.attention(f)], 1)
-        return [1 / float(own.mean()) for own in received]
+        return [1 / float(received.mean()) for received in self.attention(f).sum(0)]
 
 
 # -- section 4.2: searching
-
-
-@dataclass
-class Searched:
-    states: list[State]
-    expansions: list[tuple[State, int]] = field(default_factory=list)
 
 
 def neighbors(state: State, layer: int, rates: Sequence[int]) -> list[State]:
@@ -190,15 +143,15 @@ def search(
     criterion: Callable[[list[State]], list[float]],
     B: int,
     stop: str = "exact",
-) -> Searched:
-    """Algorithm 1. `criterion` gives the current value of each state of the set that is found so far.
+) -> tuple[list[State], list[tuple[State, int]]]:
+    """Algorithm 1: the states, and which state was expanded at which layer.
 
-    Not printed: state 0 is in the set; a state returns to the queue until all its layers are expanded; states that
-    were found before are skipped; ties go to the state found first. `exact` never returns more than B states.
+    `criterion` gives the current value of each state of the set that is found so far. Not printed: state 0 is in the
+    set; a state returns to the queue until all its layers are expanded; states that were found before are skipped; ties
+    go to the state found first. `exact` never returns more than B states.
     """
     zero = ((0, 0),) * len(rates)
-    Q, E, S = [zero], defaultdict(set), [zero]  # lines 2 to 5
-    result = Searched(S)
+    Q, E, S, expansions = [zero], defaultdict(set), [zero], []  # lines 2 to 5
     while Q and (len(S) <= B if stop == "literal" else len(S) < B):  # line 6
         values = dict(zip(S, criterion(S), strict=True))
         s = min(Q, key=lambda s: (values[s], S.index(s)))  # line 7
@@ -211,80 +164,76 @@ def search(
         Q.extend(new)  # line 12
         S.extend(new)  # line 13
         if new:
-            result.expansions.append((s, layer))
-    return result  # line 14
+            expansions.append((s, layer))
+    return S, expansions  # line 14
 
 
 # -- the whole procedure: Figure 1 (b)
 
 
 @dataclass
+class Result:
+    states: list[State]
+    expansions: list[tuple[State, int]]
+    own: Tensor  # C(F(I; s)) of each state by itself
+    y: Tensor
+
+
+@dataclass
 class Paper:
-    """Search and aggregate for one image. `space`: f_s is the aligned map, or the logits of the state (no grid)."""
+    """Search and aggregate for one image (1, 3, H, W)."""
 
     net: Net
     layers: Sequence[int]
     B: int
-    aggregate: str = "entropy"  # mean, entropy, max, learned
-    criterion: str | Callable[[State], float] = "entropy"  # entropy, learned, displacement, or any function (random)
-    space: str = "features"
+    aggregate: str | Callable[[Tensor], Tensor] = "entropy"  # mean, entropy, learned, or a function of the maps
+    criterion: str | Callable[[State], float] = "entropy"  # entropy, learned, displacement, or a function (random)
     down: str = "average"
-    border: str = "zeros"  # ours: "renormalise" divides by the part of a cell that the shifted map covers
     stop: str = "exact"
-    entropy_of: str = "aligned"  # or "unaligned": of the state's own prediction
     learned: Learned | None = None
-    maps: dict[State, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)  # of the image at hand
 
-    def search(self, image: Tensor) -> Searched:
-        """The visited states of an image (1, 3, H, W)."""
-        self.maps = {}
-        return search(self.net.rates, self.layers, lambda S: self.criteria(image, S), self.B, self.stop)
+    @torch.no_grad()
+    def run(self, image: Tensor) -> Result:
+        maps: dict[State, tuple[Tensor, Tensor]] = {}  # F(I; s), and f_s of Eq. 9
 
-    def predict(self, image: Tensor, states: list[State]) -> Tensor:
-        """y = C(A(F)) over these states."""
-        f, _, logits = self.all_of(image, states)
-        cover = torch.cat([self.cover(f, s) for s in states])
-        match self.aggregate:
-            case "mean":
-                total = mean(f) if self.border == "zeros" else weighted(f, cover)
-            case "entropy":
-                w = entropy_weights(logits)
-                total = weighted(f, w if self.border == "zeros" else w.view(len(f), *[1] * (f.ndim - 2)) * cover)
-            case "max":
-                total = f.amax(0, keepdim=True)
-            case "learned":
-                total = self.learned.aggregate(f)
-        return total if self.space == "logits" else self.net.classify(total)
+        def maps_of(S: list[State]) -> tuple[Tensor, ...]:
+            for s in S:
+                if s not in maps:
+                    own = self.net.F(image, s)
+                    maps[s] = own, self.align(own, s)
+            return tuple(torch.cat(part) for part in zip(*(maps[s] for s in S), strict=True))
 
-    def all_of(self, image: Tensor, states: list[State]) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(torch.cat(part) for part in zip(*(self.one(image, s) for s in states), strict=True))
+        criterion = lambda S: self.criteria(S, *maps_of(S))  # noqa: E731
+        S, expansions = search(self.net.rates, self.layers, criterion, self.B, self.stop)
+        own, f = maps_of(S)
+        return Result(S, expansions, self.net.C(own), self.net.C(self.aggregated(S, own, f)))
 
-    def one(self, image: Tensor, s: State) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 9: f_s, the state's own logits, and the logits whose entropy counts."""
-        if s not in self.maps:
-            f = self.net.features(image, s)
-            own = self.net.classify(f)
-            if self.space == "logits":
-                self.maps[s] = own, own, own
-            else:
-                f = align(f, displacement(s, self.net.rates), math.prod(self.net.rates), self.down)
-                f = f if self.border == "zeros" else f / self.cover(f, s).unsqueeze(1).clamp(min=1e-12)
-                self.maps[s] = f, own, self.net.classify(f) if self.entropy_of == "aligned" else own
-        return self.maps[s]
+    def align(self, f: Tensor, s: State) -> Tensor:
+        """Eq. 9. Vectors have no grid."""
+        rates = self.net.rates
+        return f if f.ndim == 2 else align(f, displacement(s, rates), math.prod(rates), self.down)
 
-    def cover(self, f: Tensor, s: State) -> Tensor:
-        """The part of each cell that the shifted map covers: (1, h, w)."""
-        ones = torch.ones(1, 1, *f.shape[2:])
-        if f.ndim > 2:
-            ones = align(ones, displacement(s, self.net.rates), math.prod(self.net.rates), self.down)
-        return ones[0]
+    def logits(self, own: Tensor, f: Tensor) -> Tensor:
+        """Whose entropy counts in Eq. 7 and 12: C(f_s)."""
+        return self.net.C(f)
 
-    def criteria(self, image: Tensor, states: list[State]) -> list[float]:
+    def criteria(self, S: list[State], own: Tensor, f: Tensor) -> list[float]:
         match self.criterion:
             case "entropy":  # Eq. 12; of maps, the mean over the pixels
-                return entropy(self.all_of(image, states)[2]).reshape(len(states), -1).mean(1).tolist()
+                return entropy(self.logits(own, f)).reshape(len(S), -1).mean(1).tolist()
             case "displacement":
-                return [float(sum(displacement(s, self.net.rates))) for s in states]
+                return [float(sum(displacement(s, self.net.rates))) for s in S]
             case "learned":
-                return self.learned.criterion(self.all_of(image, states)[0])
-        return [self.criterion(s) for s in states]
+                return self.learned.criterion(f)
+        return [self.criterion(s) for s in S]
+
+    def aggregated(self, S: list[State], own: Tensor, f: Tensor) -> Tensor:
+        match self.aggregate:
+            case "mean" | "entropy":
+                return weighted(f, self.weights(S, own, f))
+            case "learned":
+                return self.learned.aggregate(f)
+        return self.aggregate(f)
+
+    def weights(self, S: list[State], own: Tensor, f: Tensor) -> Tensor:
+        return torch.ones(len(S)) if self.aggregate == "mean" else entropy_weights(self.logits(own, f))

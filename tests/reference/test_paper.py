@@ -3,7 +3,7 @@
 `ours` is the only place that calls unstride.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ RESNET_GROUPS = [
     ["layer3.0.conv1", "layer3.0.downsample.0"],
     ["layer4.0.conv1", "layer4.0.downsample.0"],
 ]
+ZERO = ((0, 0),) * 5
 SEARCHED = (2, 3, 4)  # of five layers, the paper leaves out the first and the last
 
 
@@ -42,9 +43,9 @@ def ours(enhanced: unstride.Enhanced, images: Tensor, learned: Learned | None = 
     """`recipe="paper"` as it is, but for `changes`. Captures are shared."""
     better = enhanced.replace("paper" if learned is None else "paper-learned", **changes)
     if learned is not None:
-        better.attention = Attention(len(learned.w_o), len(learned.w_q))
-        parts = {"query.weight": learned.w_q, "query.bias": learned.b_q, "key.weight": learned.w_k}
-        better.attention.load_state_dict({**parts, "key.bias": learned.b_k, "out": learned.w_o})
+        better.attention = Attention(len(learned.w_o))
+        parts = {"query.weight": learned.w_q[None], "query.bias": learned.b_q[None], "key.weight": learned.w_k[None]}
+        better.attention.load_state_dict({**parts, "key.bias": learned.b_k[None], "out": learned.w_o})
     return [
         Ours(
             [v.state.selections for v in p.passes],
@@ -74,22 +75,57 @@ def resnet() -> nn.Module:
     return model
 
 
+@dataclass
 class RememberingNet(Net):
     """Runs each state of an image once."""
 
-    def features(self, image: Tensor, state: State) -> Tensor:
+    known: dict[tuple[str, State], Tensor] = field(default_factory=dict)
+
+    def F(self, image: Tensor, state: State) -> Tensor:
         key = (image_digest(image), state)
-        if key not in FEATURES:
-            FEATURES[key] = super().features(image, state)
-        return FEATURES[key]
-
-
-FEATURES: dict[tuple[str, State], Tensor] = {}
+        if key not in self.known:
+            self.known[key] = super().F(image, state)
+        return self.known[key]
 
 
 @pytest.fixture(scope="module")
 def net(resnet: nn.Module) -> Net:
     return RememberingNet(resnet, RESNET_GROUPS, "avgpool", lambda f: resnet.fc(resnet.avgpool(f).flatten(1)))
+
+
+@pytest.fixture(scope="module")
+def whole(resnet: nn.Module) -> Net:
+    """F is the whole network: logits are aggregated, and there is no grid to align."""
+    groups = [[f"0.{name}" for name in names] for names in RESNET_GROUPS]
+    return RememberingNet(nn.Sequential(resnet, nn.Identity()), groups, "1", lambda f: f)
+
+
+# -- our own switches
+
+
+class Renormalised(Paper):
+    """border="renormalise": a cell is divided by the part of it that the shifted map covers, and counts that much."""
+
+    def cover(self, f: Tensor, s: State) -> Tensor:
+        return super().align(torch.ones(1, 1, *f.shape[2:]), s)
+
+    def align(self, f: Tensor, s: State) -> Tensor:
+        return super().align(f, s) / self.cover(f, s).clamp(min=1e-12)
+
+    def weights(self, S: list[State], own: Tensor, f: Tensor) -> Tensor:
+        return super().weights(S, own, f).view(-1, 1, 1) * torch.cat([self.cover(f, s)[0] for s in S])
+
+
+class Unaligned(Paper):
+    """criterion and aggregate "entropy-unaligned": of each state's own prediction."""
+
+    def logits(self, own: Tensor, f: Tensor) -> Tensor:
+        return self.net.C(own)
+
+
+def largest(f: Tensor) -> Tensor:
+    """aggregate="max"."""
+    return f.amax(0, keepdim=True)
 
 
 @pytest.fixture(scope="module")
@@ -102,32 +138,30 @@ def images() -> Tensor:
     return torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))
 
 
-def learned(heads: int) -> Learned:
+def learned() -> Learned:
     generator = torch.Generator().manual_seed(2)
-    w_q, w_k = (torch.randn(heads, 512, generator=generator) * 0.02 for _ in range(2))
-    w_o = torch.randn(512, generator=generator) * 0.3
-    b_q, b_k = (torch.randn(heads, generator=generator) * 0.2 for _ in range(2))
+    w_q, w_k, w_o = (torch.randn(512, generator=generator) * size for size in (0.02, 0.02, 0.3))
+    b_q, b_k = torch.randn(2, generator=generator) * 0.2
     return Learned(w_q, w_k, w_o, b_q, b_k)
 
 
 def same(expected: Paper, images: Tensor, results: list[Ours]) -> None:
     for image, result in zip(images, results, strict=True):
-        with torch.no_grad():
-            found = expected.search(image[None])
-            own, logits = expected.all_of(image[None], found.states)[1], expected.predict(image[None], found.states)
-        assert result.states == found.states
-        assert result.expansions == found.expansions
-        torch.testing.assert_close(result.own, own, **TOLERANCE)
-        torch.testing.assert_close(result.logits, logits[0], **TOLERANCE)
+        paper = expected.run(image[None])
+        assert result.states == paper.states
+        assert result.expansions == paper.expansions
+        torch.testing.assert_close(result.own, paper.own, **TOLERANCE)
+        torch.testing.assert_close(result.logits, paper.y[0], **TOLERANCE)
 
 
 @pytest.mark.parametrize("budget", [4, 10])
 @pytest.mark.parametrize("aggregate", ["mean", "entropy", "max"])
 @pytest.mark.parametrize("space", ["features", "logits"])
 def test_the_engine_does_what_the_paper_says(
-    net: Net, better: unstride.Enhanced, images: Tensor, space: str, aggregate: str, budget: int
+    net: Net, whole: Net, better: unstride.Enhanced, images: Tensor, space: str, aggregate: str, budget: int
 ) -> None:
-    expected = Paper(net, SEARCHED, budget, aggregate, space=space)
+    how = largest if aggregate == "max" else aggregate
+    expected = Paper(net if space == "features" else whole, SEARCHED, budget, how)
     same(expected, images, ours(better, images, aggregate=aggregate, space=space, budget=budget))
 
 
@@ -135,17 +169,17 @@ def test_the_recipe_paper_is_the_paper_as_printed(net: Net, better: unstride.Enh
     """No switch at all: budget 10, entropy, the aligned map, zeros at the border, exactly B states."""
     results = ours(better, images)
     same(Paper(net, SEARCHED, 10), images, results)
-    assert all(len(result.states) == 10 and result.states[0] == net.zero for result in results)
+    assert all(len(result.states) == 10 and result.states[0] == ZERO for result in results)
 
 
 @pytest.mark.parametrize("aggregate", ["mean", "entropy"])
 @pytest.mark.parametrize(
-    ("reference", "changes"),
+    ("paper", "reference", "changes"),
     [
-        ({"down": "nearest"}, {"align": "nearest"}),
-        ({"border": "renormalise"}, {"border": "renormalise"}),
-        ({"stop": "literal"}, {"stop": "literal"}),
-        ({"border": "renormalise", "stop": "literal"}, {"border": "renormalise", "stop": "literal"}),
+        (Paper, {"down": "nearest"}, {"align": "nearest"}),
+        (Renormalised, {}, {"border": "renormalise"}),
+        (Paper, {"stop": "literal"}, {"stop": "literal"}),
+        (Renormalised, {"stop": "literal"}, {"border": "renormalise", "stop": "literal"}),
     ],
     ids=["nearest", "renormalise", "literal", "both"],
 )
@@ -154,10 +188,11 @@ def test_every_switch_is_the_references(
     better: unstride.Enhanced,
     images: Tensor,
     aggregate: str,
+    paper: type[Paper],
     reference: dict[str, str],
     changes: dict[str, str],
 ) -> None:
-    expected = Paper(net, SEARCHED, 5, aggregate, **reference)
+    expected = paper(net, SEARCHED, 5, aggregate, **reference)
     results = ours(better, images, aggregate=aggregate, budget=5, **changes)
     same(expected, images, results)
     if "stop" in changes:
@@ -165,7 +200,7 @@ def test_every_switch_is_the_references(
 
 
 def test_entropy_of_the_unaligned_map(net: Net, better: unstride.Enhanced, images: Tensor) -> None:
-    expected = Paper(net, SEARCHED, 10, entropy_of="unaligned")
+    expected = Unaligned(net, SEARCHED, 10)
     changes = {"criterion": "entropy-unaligned", "aggregate": "entropy-unaligned"}
     same(expected, images, ours(better, images, **changes))
 
@@ -187,8 +222,8 @@ def test_without_alignment(net: Net, better: unstride.Enhanced, images: Tensor) 
     """The ablation of Table 4: maps of different states are added where they lie."""
     result = ours(better, images[:1], align="none", aggregate="mean", budget=4)[0]
     with torch.no_grad():
-        f = torch.cat([net.features(images[:1], s) for s in result.states])
-        expected = net.classify(f.mean(0, keepdim=True))[0]
+        f = torch.cat([net.F(images[:1], s) for s in result.states])
+        expected = net.C(f.mean(0, keepdim=True))[0]
     torch.testing.assert_close(result.logits, expected, **TOLERANCE)
 
 
@@ -204,13 +239,10 @@ def test_nearest_first(net: Net, better: unstride.Enhanced, images: Tensor) -> N
     same(expected, images, ours(better, images, aggregate="mean", criterion="displacement", budget=10))
 
 
-@pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("budget", [4, 10])
-def test_learned_aggregation_and_criterion(
-    net: Net, better: unstride.Enhanced, images: Tensor, heads: int, budget: int
-) -> None:
-    expected = Paper(net, SEARCHED, budget, "learned", "learned", learned=learned(heads))
-    same(expected, images, ours(better, images, learned(heads), budget=budget))
+def test_learned_aggregation_and_criterion(net: Net, better: unstride.Enhanced, images: Tensor, budget: int) -> None:
+    expected = Paper(net, SEARCHED, budget, "learned", "learned", learned=learned())
+    same(expected, images, ours(better, images, learned(), budget=budget))
 
 
 def test_learned_aggregation_without_a_fit_is_an_error(net: Net, better: unstride.Enhanced, images: Tensor) -> None:
@@ -224,10 +256,7 @@ def test_a_search_inside_each_view(net: Net, better: unstride.Enhanced, images: 
     inside = better.replace(recipe)
     total = 0.0
     for view in (images, images.flip(-1)):
-        paper = Paper(net, SEARCHED, 5)
-        with torch.no_grad():
-            logits = [paper.predict(x[None], paper.search(x[None]).states) for x in view]
-        total = total + torch.cat(logits) / 2
+        total = total + torch.cat([Paper(net, SEARCHED, 5).run(x[None]).y for x in view]) / 2
     torch.testing.assert_close(inside(images), total, **TOLERANCE)
 
 
@@ -237,9 +266,9 @@ def test_a_search_inside_each_view(net: Net, better: unstride.Enhanced, images: 
 def test_state_0_is_the_model(net: Net, images: Tensor) -> None:
     with torch.no_grad():
         expected = net.model(images[:1])
-        paper = Paper(net, SEARCHED, 1)
-        assert paper.search(images[:1]).states == [net.zero]
-        torch.testing.assert_close(paper.predict(images[:1], [net.zero]), expected, **TOLERANCE)
+    result = Paper(net, SEARCHED, 1).run(images[:1])
+    assert result.states == [ZERO]
+    torch.testing.assert_close(result.y, expected, **TOLERANCE)
 
 
 def test_displacement_and_alignment_by_hand() -> None:
@@ -251,7 +280,7 @@ def test_displacement_and_alignment_by_hand() -> None:
 
 
 def test_the_literal_stop_may_exceed_the_budget(net: Net, images: Tensor) -> None:
-    exact, literal = (Paper(net, SEARCHED, 4, stop=stop).search(images[:1]) for stop in ("exact", "literal"))
+    exact, literal = (Paper(net, SEARCHED, 4, stop=stop).run(images[:1]) for stop in ("exact", "literal"))
     assert len(exact.states) == 4
     assert len(literal.states) == 7
     assert literal.states[:4] == exact.states
@@ -285,9 +314,8 @@ def test_segmentation_is_the_same_for_each_pixel(aggregate: str, budget: int) ->
     net = Net(model, [["a"], ["b"], ["c"]], "up", lambda f: f)
     better = unstride.enhance(model, recipe="paper", task="segmentation")
     results = ours(better, images, aggregate=aggregate, budget=budget)
-    search = Paper(net, (1, 2, 3), budget)
+    paper = Paper(net, (1, 2, 3), budget, largest if aggregate == "max" else aggregate)
     for image, result in zip(images, results, strict=True):
-        with torch.no_grad():
-            assert result.states == search.search(image[None]).states
-            expected = model.up(Paper(net, (1, 2, 3), budget, aggregate).predict(image[None], result.states))
-        torch.testing.assert_close(result.logits, expected[0], **TOLERANCE)
+        expected = paper.run(image[None])
+        assert result.states == expected.states
+        torch.testing.assert_close(result.logits, model.up(expected.y)[0], **TOLERANCE)

@@ -130,23 +130,23 @@ def test_threads_that_capture_at_once_leave_no_trace(capfd: pytest.CaptureFixtur
 
 
 def test_other_threads_are_heard_while_one_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, stop = io.StringIO(), threading.Event()
+    stream, stop = io.StringIO(), threading.Event()
     records: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             records.append(record.getMessage())
 
-    log, handler, said = logging.getLogger("someone.else"), Keep(), 0
+    log, handler, printed = logging.getLogger("someone.else"), Keep(), 0
     logging.root.addHandler(handler)
-    monkeypatch.setattr(sys, "stderr", heard)
+    monkeypatch.setattr(sys, "stderr", stream)
 
     def speak() -> None:
-        nonlocal said
+        nonlocal printed
         while not stop.wait(0.001):
             print("here", file=sys.stderr)
             log.warning("here")
-            said += 1
+            printed += 1
 
     speaker = threading.Thread(target=speak)
     speaker.start()
@@ -156,16 +156,16 @@ def test_other_threads_are_heard_while_one_captures(monkeypatch: pytest.MonkeyPa
         stop.set()
         speaker.join()
         logging.root.removeHandler(handler)
-    assert said > 0
-    assert heard.getvalue().count("here") == said == records.count("here")
+    assert printed > 0
+    assert stream.getvalue().count("here") == printed == records.count("here")
 
 
 def test_one_size_is_captured_once_and_many_sizes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unstride.execution import captures as plans
+    from unstride.execution import graph_executor
 
     made: list[int] = []
-    real = plans.capture
-    monkeypatch.setattr(plans, "capture", lambda m, x: made.append(x.shape[-1]) or real(m, x))
+    real = graph_executor.capture
+    monkeypatch.setattr(graph_executor, "capture", lambda m, x: made.append(x.shape[-1]) or real(m, x))
     better = unstride.enhance(seeded(SmallNet()), torch.randn(1, 3, 32, 32), **PAPER, budget=3)
     images = [torch.randn(1, 3, 32 + 8 * (i % 3), 32) for i in range(9)]
     alone = [unstride.enhance(better.model, x, **PAPER, budget=3)(x) for x in images]

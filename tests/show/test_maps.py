@@ -24,10 +24,10 @@ def titles(figure: object) -> list[str]:
 def test_a_depth_map_with_its_spread(tmp_path: Path) -> None:
     outputs = torch.rand(2, 6, 8, generator=torch.Generator().manual_seed(0))
     p = prediction(outputs, STATES, torch.rand(6, 8), "dense")
-    figure = p.plot(PHOTO, title="a room")
+    figure = p.plot(PHOTO, title="a kitchen")
     assert titles(figure) == ["image", "base model", "combined", "spread of 2 passes"]
     base, final, spread = (figure.axes[k].images[0] for k in (1, 2, 3))
-    assert base.get_clim() == final.get_clim()  # one scale: what looks nearer is nearer
+    assert base.get_clim() == final.get_clim()  # one scale, so that colours compare
     np.testing.assert_allclose(np.asarray(final.get_array()), p.output.numpy(), rtol=1e-6)
     np.testing.assert_allclose(np.asarray(spread.get_array()), p.spread.numpy(), rtol=1e-6)
     assert show.save(figure, tmp_path / "depth.png") is not None

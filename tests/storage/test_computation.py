@@ -121,6 +121,14 @@ def test_another_process_another_folder_and_a_forward_pass_change_nothing(tmp_pa
     assert found == {here}
 
 
+def test_compiling_some_model_in_the_same_process_changes_nothing() -> None:
+    """torch.compile replaces methods of nn.Module, for all models and for good."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    before = computation_key(model, PROBE)
+    torch.compile(nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
+    assert computation_key(model, PROBE) == before
+
+
 def test_what_only_the_outputs_show_changes_the_key(tmp_path: Path) -> None:
     """A file that the model reads when it is called."""
     (tmp_path / "gain.txt").write_text("1.0")
@@ -164,6 +172,10 @@ def test_patches_hooks_and_attributes_change_the_key(monkeypatch) -> None:
     changed()
     model[3].running_mean += 1
     changed()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: output * 2)
+    changed()
+    handle.remove()
+    assert computation_key(model) == keys[-2]
 
 
 def test_the_probe_does_not_touch_the_model_or_the_random_numbers() -> None:

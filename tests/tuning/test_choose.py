@@ -9,8 +9,8 @@ from made_pools import accuracy, chooser, made_pool
 
 from unstride.errors import OptionError
 from unstride.tuning.candidates import Candidate, PassGroup, Step
-from unstride.tuning.choose import build, fold_of
-from unstride.tuning.simulate import simulate
+from unstride.tuning.choose import fold_of
+from unstride.tuning.simulate import build, simulate
 
 PAIR = {"base": (1.0, 1.7), "net2": (4.0, 0.8)}
 
@@ -77,17 +77,18 @@ def test_of_equals_the_cheaper_is_taken():
 
 
 @pytest.mark.parametrize("ceiling", [1.3, 2.0])
-def test_new_images_exceed_the_ceiling_in_at_most_five_percent_of_draws(ceiling):
-    draws, fresh = 100, made_pool(8000, 999, PAIR)
+def test_as_many_new_images_exceed_the_ceiling_in_at_most_five_percent_of_draws(ceiling):
+    draws, fresh, generator = 100, made_pool(8000, 999, PAIR), np.random.default_rng(0)
     groups = (PassGroup("base"),), (PassGroup("net2"),)
     wanted = Candidate(tuple(map(Step, groups)), "probabilities")
     costs = []
     for seed in range(draws):
         pool = made_pool(150, seed, PAIR)
         shares = chooser(pool).safe(wanted, ceiling, len(pool))
-        costs.append(simulate(fresh, build(wanted.with_shares(shares), pool)).cost)
+        done = simulate(fresh, build(wanted.with_shares(shares), pool))
+        costs.append(float(done.costs[generator.integers(0, 8000, len(pool))].mean()))
     assert sum(cost > ceiling for cost in costs) <= 0.05 * draws + 5  # two deviations of a binomial
-    assert np.mean(costs) > 1 + 0.4 * (ceiling - 1)
+    assert np.mean(costs) > 1 + 0.25 * (ceiling - 1)
 
 
 def test_each_network_is_brought_to_one_temperature():

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unstride
 from unstride.errors import DataError, Inconclusive, OptionError, UnstrideWarning
+from unstride.evaluation.labelled import open_labelled
 from unstride.evaluation.measuring import first_image
 from unstride.models.weights import place
 from unstride.pipeline import open_pipeline
@@ -29,6 +30,7 @@ from unstride.tuning.candidates import PassGroup
 from unstride.tuning.pool import PoolStore, gather_pool
 from unstride.tuning.result import Tuned
 from unstride.tuning.simulate import can_simulate, simulate
+from unstride.tuning.tune import usable_passes
 from unstride.tuning.unlabelled import GatesOnly
 from unstride.views.source import PILImages
 
@@ -47,7 +49,7 @@ def pil(spec: str, rows: range) -> list[Image.Image]:
     return [Image.fromarray(x) for x in np.load(spec.partition(":")[2])["x"][rows.start : rows.stop]]
 
 
-def test_a_cascade_is_found_proved_and_printed(tuned):
+def test_a_cascade_is_found_tested_and_printed(tuned):
     assert set(tuned.recipe.networks) == {"base", "net2"}
     assert tuned.decision.verdict == "use" and tuned.decision.gain.low > 0
     assert tuned.cost.estimate <= tuned.cost.high <= 2.6
@@ -257,6 +259,16 @@ def test_a_network_that_cannot_be_captured_is_tuned_without_states(folder):
     assert [note for note in result.notes if note.startswith("Left out: branching: plain in the 4 nearest states")]
 
 
+def test_a_network_above_the_ceiling_has_no_views_of_other_sizes(folder):
+    data = made_pools.npz(folder, 60, seed=5)
+    pipeline, images = open_labelled(made_pools.pair(), data)
+    groups = {ceiling: usable_passes(pipeline, images, ceiling) for ceiling in (2.0, 40.0)}
+    sizes = {c: [str(g) for g in kept if "x" in str(g.view)] for c, (kept, _) in groups.items()}
+    assert [g for g in sizes[40.0] if g not in sizes[2.0]] == [g for g in sizes[40.0] if g.startswith("net2")] != []
+    (note,) = groups[2.0][1]
+    assert groups[40.0][1] == [] and "large: 1.125x" in note and "more than the ceiling" in note
+
+
 def test_images_without_labels_set_the_gates(folder):
     images = pil(made_pools.npz(folder, 60, seed=5), range(40))
     result = unstride.tune(made_pools.pair(), images, cost=2.0, progress=False)
@@ -292,7 +304,7 @@ def test_wrong_options_and_too_few_images_are_clear_errors(folder):
         unstride.tune(pair, made_pools.npz(folder, 60, seed=5), cost=0.5, progress=False)
 
 
-def test_the_page_and_the_picture(tuned, folder):
+def test_the_page_and_the_plot(tuned, folder):
     page = tuned.report(folder / "page.html").read_text()
     assert "Use this recipe" in page and "ensemble of all + flip" in page and "Reliability" in page
     svg = tuned.plot().save(folder / "plot.svg").read_text()

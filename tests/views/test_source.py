@@ -9,7 +9,7 @@ import unstride
 from unstride.errors import InputError, OptionError
 from unstride.recipe.view import PLAIN, parse_view
 from unstride.views.images import Preprocess, open_image
-from unstride.views.source import Canvas, PILImages, as_source, place
+from unstride.views.source import Canvas, PILImages, as_source, check_images, place
 
 
 @pytest.fixture(scope="module")
@@ -159,9 +159,9 @@ X = torch.zeros(1, 3, 8, 8)
         (lambda: as_source(torch.zeros(1, 2, 8, 8).byte(), Preprocess()), InputError, "1 or 3 channels"),
         (lambda: as_source(X.byte().to("meta"), Preprocess()), InputError, "meta tensor"),
         (lambda: as_source(X, {"crop": 8}), OptionError, "got dict, wanted a Preprocess"),
-        (lambda: as_source(Image.new("RGB", (8, 8)), {"crop": 8}), OptionError, "got dict, wanted a Preprocess"),
+        (lambda: as_source(Image.new("RGB", (8, 8)), {"crop": 8}), InputError, "got preprocess={'crop': 8}"),
         (lambda: PILImages([X], Preprocess()), InputError, "got Tensor"),
-        (lambda: PILImages([Image.new("RGB", (8, 8))], None), InputError, "no preprocess"),
+        (lambda: PILImages([Image.new("RGB", (8, 8))], None), InputError, "got preprocess=None"),
         (lambda: as_source([Image.new("RGB", (8, 8)), X], Preprocess()), InputError, "wanted a tensor"),
         (lambda: Canvas(X, preprocess={}), OptionError, "got dict"),
         (lambda: Canvas(X, crop="a"), OptionError, "crop is 'a'"),
@@ -178,3 +178,10 @@ X = torch.zeros(1, 3, 8, 8)
 def test_what_cannot_be_used_is_a_clear_error(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_images_that_are_none() -> None:
+    with pytest.raises(InputError, match="a nested tensor"):
+        check_images(torch.nested.nested_tensor([torch.rand(3, 8, 8), torch.rand(3, 8, 8)]))
+    with pytest.raises(InputError, match="0 x 0 pixels"):
+        Preprocess()(Image.new("RGB", (0, 0)))

@@ -44,7 +44,7 @@ def bench(
 
     Rows: the base model called directly (eager), in the memory format channels_last, in ONNX Runtime, and the recipe.
     They take turns, and times are multiples of the eager model's. A warning says where time is more than 1.25 times
-    the cost. Weights and images of noise are enough: time does not depend on them, but for gates.
+    the cost. Time does not depend on weights and images, except through gates: give --images if the recipe has gates.
     """
     from unstride.evaluation.bench import bench as measure
 

@@ -24,7 +24,7 @@ def compare(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Models by SPEC (none: those that each recipe file names), then images without labels, as for "
+            help="Models by SPEC (default: those in each recipe file), then images without labels, as for "
             "unstride predict.",
             metavar="[SPEC]... IMAGES...",
         ),
@@ -39,7 +39,7 @@ def compare(
     page: Annotated[
         bool, typer.Option("--page", help="Label in a browser, on this computer only; every label is saved at once.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page. Default: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page. Default: a free one.")] = 0,
     count: Annotated[
         int | None, typer.Option(min=1, help="Write at most this many images, drawn at random. Default: all.")
     ] = None,

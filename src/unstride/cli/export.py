@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unstride.cli.options import AsJson, Device, ImageSize, Limit, Specs, Task, Weights
+from unstride.cli.options import AsJson, ImageSize, Limit, Specs, Task, Weights
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
 
@@ -25,13 +25,13 @@ def export(
     ] = False,
     quantize: Annotated[str | None, typer.Option(help="int8: quantise each network, calibrated with --images.")] = None,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of images to check the file with. Default: generated images.")
+        Path | None,
+        typer.Option(help="Folder of images to check the file with, and to calibrate int8. Default: generated."),
     ] = None,
     limit: Limit = 256,
     image_size: ImageSize = None,
     weights: Weights = "default",
     task: Task = None,
-    device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
     """Write one file that runs the whole recipe without unstride and torch.
@@ -42,7 +42,7 @@ def export(
     """
     import unstride
 
-    pipeline = recipe.pipeline(specs, weights, task, device, execution="auto")
+    pipeline = recipe.pipeline(specs, weights, task, None, execution="auto")
     options: dict[str, Any] = {
         "from_pixels": from_pixels,
         "quantize": quantize,

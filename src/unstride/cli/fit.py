@@ -39,17 +39,20 @@ def fit(
     out: Annotated[Path, typer.Option(help="Recipe file to write (.toml or .json), such as fitted.toml.")],
     method: Annotated[str, typer.Option(help=f"{METHODS}.")] = "attention",
     schedule: Annotated[
-        str, typer.Option(help="Of the attention: paper (lr 1e-6), or fast (lr 3e-3, for a few hundred images).")
+        str, typer.Option(help="Training of the attention: paper (lr 1e-6), or fast (lr 3e-3, for few images).")
     ] = "paper",
     validation: Annotated[
         str | None,
         typer.Option(help="Images to validate on, KIND:PATH. Default: a fifth of --data, drawn by the seed."),
     ] = None,
     budget: Annotated[
-        int | None, typer.Option(min=1, max=MOST, help="States per image in training (30); for TTA, in each view.")
+        int | None,
+        typer.Option(min=1, max=MOST, help="States per image in training. Default: 30. For TTA: states of each view."),
     ] = None,
     heads: Annotated[int, typer.Option(min=1, max=MOST, help="Heads of the attention.")] = 1,
-    epochs: Annotated[int | None, typer.Option(min=1, max=MOST, help="Default: 5; for augtta and classtta 30.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, max=MOST, help="Default: 5, or 30 for augtta and classtta.")
+    ] = None,
     policy: Annotated[
         str, typer.Option(help="Views of TTA: NAME:COUNT, such as expanded:100, or a file.")
     ] = "standard:30",
@@ -64,9 +67,8 @@ def fit(
 ) -> None:
     """Fit the paper's learned aggregation, or learned test-time augmentation, and write a recipe.
 
-    The network stays as it is. A killed run continues where it was when it is started again: its work lies in
-    OUT.partial until it is done. Under torchrun the processes share the work. Exit code 3: done, but some images could
-    not be read; they are named.
+    The network does not change. Start a killed run again and it continues from OUT.partial. Under torchrun the
+    processes share the work. Exit code 3: done, but some images could not be read; they are named.
 
     Use the result: unstride evaluate SPEC --recipe fitted.toml --data ...
     """

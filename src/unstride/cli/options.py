@@ -14,7 +14,7 @@ _SPEC = (
 Spec = Annotated[str, typer.Argument(help=f"The model: {_SPEC}.")]
 Specs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SPEC]...", help=f"One to five models: {_SPEC}. None: those that the recipe file names."),
+    typer.Argument(metavar="[SPEC]...", help=f"One to five models: {_SPEC}. Default: those in the recipe file."),
 ]
 Weights = Annotated[
     str,

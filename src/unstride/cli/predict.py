@@ -27,8 +27,8 @@ PARTLY = 3
 Inputs = Annotated[
     list[str],
     typer.Argument(
-        help="Models by SPEC (timm:NAME, torchvision:NAME, file.py:function, ...; none: those that the recipe file "
-        "names), then images: files, folders, globs, @LIST (a path on each line), tar shards, Parquet files, hf:FOLDER "
+        help="Models by SPEC (timm:NAME, torchvision:NAME, file.py:function, ...; default: those in the recipe file), "
+        "then images: files, folders, globs, @LIST (a path on each line), tar shards, Parquet files, hf:FOLDER "
         "of a save_to_disk, s3:// or gs:// addresses.",
         metavar="[SPEC]... IMAGES...",
     ),
@@ -60,12 +60,13 @@ def predict(
 ) -> None:
     """Classify, segment or embed images: the base model's answer, the recipe's, its passes and their cost.
 
-    With --out, any number of images becomes a table with one row each. After a crash, the same command goes on where
-    it was. Several processes: torchrun --nproc-per-node 2 -m unstride predict ... --out TABLE in a shared folder.
+    With --out, any number of images becomes a table with one row each. Start the same command again after a crash: it
+    continues. Several processes: torchrun --nproc-per-node 2 -m unstride predict ... --out TABLE in a shared folder.
 
-    With --plot out.png, several images become out-NAME.png each.
+    --plot out.png writes out-NAME.png for each of several images.
 
-    Exit code 3: some images could not be read or run; they are named (with --out in the table), the others are done.
+    Exit code 3: some images could not be read or run. They are printed, or, with --out, in the table. The others are
+    done.
     """
     from unstride import show
     from unstride.predicting.run import open_runner

@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def recipe(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE]", help="A name such as paper, or a .toml file. None: list all names."),
+        typer.Argument(metavar="[NAME|FILE]", help="A name such as paper, or a .toml file. Default: list all names."),
     ] = None,
     task: Task = None,
     settings: Set = None,

@@ -49,7 +49,7 @@ class RecipeOptions:
     def pipeline(
         self, specs: Sequence[str] | None, weights: str, task: str | None, device: str | None, **more: Any
     ) -> Pipeline:
-        """The models with the recipe: the models named, or without any those that the recipe file names."""
+        """The models with the recipe. Without models, those in the recipe file."""
         from unstride.pipeline import open_pipeline
 
         options = {"weights": weights_named(weights), "task": task, "device": device, **more}

@@ -27,11 +27,12 @@ def reproduce(
         ),
     ],
     data_root: Annotated[
-        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/ and models.py.")
+        Path | None, typer.Option(help="Folder with the paper's data sets, and with weights/.")
     ] = None,
     data: DataOrNone = None,
     seeds: Annotated[
-        int, typer.Option(min=1, max=100, help="Draw training images and initialise anew so many times (paper: 5).")
+        int,
+        typer.Option(min=1, max=100, help="How many trainings, each with other images and another start (paper: 5)."),
     ] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Training of the attention: paper (lr 1e-6) or fast. Default: fast for sample.")
@@ -40,9 +41,10 @@ def reproduce(
     network: Annotated[
         str | None, typer.Option(help="Only this network, by the paper's name, such as ResNet18. Default: all.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of what is trained. Default: the schedule's.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training. Default: the schedule's.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for all formats, a plot and the runs. A killed run continues there.")
+        Path | None,
+        typer.Option(help="Folder for all formats, plots of figures and the runs. A killed run continues there."),
     ] = None,
     format: Annotated[str, typer.Option(help="md, csv or latex.")] = "md",
     device: Device = "auto",

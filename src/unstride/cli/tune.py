@@ -42,7 +42,7 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="Write the recipe there (.toml or .json).")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page (.html) with the evidence.")] = None,
     images: Annotated[
-        list[Path] | None, typer.Option(help="Images without labels instead of --data: only sets the gates.")
+        list[Path] | None, typer.Option(help="Images without labels, instead of --data: only the gates are set.")
     ] = None,
     against: Annotated[
         str | None, typer.Option(help="The baseline: a model, or a recipe. Default: the first model alone.")
@@ -53,10 +53,12 @@ def tune(
     metric: Annotated[str | None, typer.Option(help="The metric that decides. Default: the usual one.")] = None,
     group: Annotated[str | None, typer.Option(help="Column of csv data: patient, video or site.")] = None,
     max_time_ratio: Annotated[
-        float | None, typer.Option(help="The most measured time, as a multiple of the first model's.")
+        float | None, typer.Option(help="Upper bound of the measured time, as a multiple of the first model's.")
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of the passes: a killed run goes on from there.")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Write the recipe even if the verdict is to keep.")] = False,
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps the passes: a killed run continues.")] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Write the recipe even if the verdict is to keep the baseline.")
+    ] = False,
     partners: Annotated[str | None, typer.Option(help="auto: add smaller timm models to the one named.")] = None,
     weights: Weights = "default",
     task: Task = None,

@@ -14,7 +14,8 @@ from unstride.engine.segments import Cutter, Segment, batch_of, tensor_bytes, un
 from unstride.errors import CaptureError, LessAtOnce, OptionError, is_out_of_memory
 from unstride.geometry.layers import Subsampling
 from unstride.geometry.states import Selection, State
-from unstride.graph.capture import Graph, gap, run_nodes, tolerance
+from unstride.graph.capture import Graph, run_nodes
+from unstride.graph.verify import gap, tolerance
 
 CHUNK, TENSOR = 32 << 20, 20 << 20  # on a CPU larger ones are slower: pages are given back and fetched at every op
 UNBOUNDED = 1 << 62  # bytes

@@ -47,7 +47,9 @@ class Decision:
             return f"Inconclusive: {gain}. {_images_needed(self.more_images or 0)}"
         sentence = f"Use this recipe: {gain} at {self.cost:.2f} times the compute of {self.baseline}"
         if self.gain.low <= 0:
-            sentence += f", within the margin of {self.scale * self.margin:.3g} {self.unit}"
+            margin = f"{self.scale * self.margin:.3g}"
+            unit = "point" if (margin, self.unit) == ("1", "points") else self.unit
+            sentence += f", within the margin of {margin} {unit}"
         return sentence + "."
 
 
@@ -130,13 +132,6 @@ def one_standard_error(nll: ArrayLike, cost: ArrayLike, standard: Collection[int
 
 
 # ---------------------------------------------------------------- gates within a budget
-def safe_share(
-    ceiling: float, base_cost: float, extra_cost: float, images: int, new_images: int | None = None
-) -> float:
-    """The share of images that a gate may pass, so that the mean cost on new images rarely exceeds the ceiling."""
-    return safe_shares(ceiling, base_cost, [extra_cost], [1.0], images, new_images)[0]
-
-
 def safe_shares(
     ceiling: float,
     base_cost: float,

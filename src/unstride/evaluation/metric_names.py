@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from unstride.evaluation.decisions import MARGIN
+
 PERCENT = (
     *("accuracy", "top-5", "mIoU", "Dice", "pixel accuracy", "mean accuracy", "mAP", "AUROC", "exact match"),
     *("k-NN accuracy", "recall@1", "recall@5", "within 1.25", "ECE"),
 )
 LOWER = ("NLL", "ECE", "Brier", "RMSE", "MAE", "AbsRel")  # is better
-MARGIN = 0.005  # that may be lost where a recipe is cheaper: half a point, or this part of a value
 
 
 def is_percent(metric: str) -> bool:

@@ -1,7 +1,7 @@
 """Metrics of predictions, from one or a few numbers of each image. Pure functions over arrays; shares are in 0..1.
 
-    accuracy(correct)                       # one number
-    accuracy(correct, weights)              # (D,): of D weightings of the images, as a bootstrap draws them
+    mean(correct)                           # one number, the accuracy
+    mean(correct, weights)                  # (D,): of D weightings of the images, as a bootstrap draws them
 
 Every metric is a function of values of single images, so that gains are paired and images can be drawn with
 replacement. Without `weights` each image counts once.
@@ -41,9 +41,6 @@ def mean(values: ArrayLike, weights: Array | None = None) -> Any:
     own = np.asarray(values, dtype=np.float64)
     w = _weights(weights, len(own))
     return _result(w @ own / w.sum(1), weights)
-
-
-accuracy = mean  # of correct (N,), booleans
 
 
 # ---------------------------------------------------------------- of single images
@@ -278,8 +275,3 @@ def pair_hits(vectors: Tensor, pairs: Tensor, count: int) -> tuple[NDArray[np.bo
     near = (units[queries] @ units[gallery].T).masked_fill(pairs[queries, :1] == pairs[gallery, 0], -math.inf)
     found = pairs[gallery, 0][near.topk(min(count, len(gallery)), 1).indices]
     return (found[:, :, None] == pairs[queries, None, 2:]).any(2).numpy(), queries.numpy()
-
-
-def recall_at(hits: ArrayLike, count: int, weights: Array | None = None) -> Any:
-    """The share of queries with a hit among the first `count` of (Q, ...)."""
-    return mean(np.asarray(hits)[:, :count].any(1), weights)

@@ -13,7 +13,7 @@ from unstride.evaluation.rows import Row
 from unstride.show.charts import ticks
 
 WIDTH, HEIGHT = 760, 420
-LEFT, RIGHT, TOP, BOTTOM = 64, 190, 24, 48
+LEFT, RIGHT, TOP, BOTTOM = 64, 230, 24, 48
 LINE = 14  # pixels between two names
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.soft{fill:#777}.grid{stroke:#e3e3e3}.axis{stroke:#999}"
@@ -93,5 +93,5 @@ def _apart(heights: Sequence[float]) -> list[float]:
     return places
 
 
-def _short(name: str, length: int = 26) -> str:
+def _short(name: str, length: int = 34) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -90,7 +90,7 @@ def write_report(
         before, after = stats[baseline.name], stats[row.name]
         places = np.arange(count(before)) if indices is None else indices
         sections += [
-            Section("Images that changed", (_examples(data, scoring, before, after, places, draw),)),
+            Section("Images that changed", _examples(data, scoring, before, after, places, draw)),
             *_reliability(before, after, baseline.name, row.name),
             *_classes(scoring, before, after),
         ]
@@ -171,22 +171,23 @@ def strip_of(data: Data, scoring: Scoring, outputs: Callable[[int], Sequence[Ten
 
 def _examples(
     data: Data, scoring: Scoring, before: Stats, after: Stats, places: NDArray[np.int64], draw: Strip | None
-) -> Block:
+) -> tuple[Block, ...]:
+    """Corrected images beside broken ones."""
     if isinstance(data, FromBatches):
-        return Text("Images are shown for data that is named, not for batches.")
+        return (Text("Images are shown for data that is named, not for batches."),)
     better, worse = scoring.changed(before, after)
     change = scoring.loss(after) - scoring.loss(before)
-    thumbs: list[Thumbnail] = []
+    sides: list[Block] = []
     for mark, rows, sign in (("corrected", better, 1), ("broken", worse, -1)):
-        order = sorted(np.flatnonzero(rows), key=lambda k: sign * change[k])
-        for k in order[:EXAMPLES]:
-            drawn = _thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, draw)
-            thumbs += [] if drawn is None else [drawn]
-    if not thumbs:
-        return Text("No image is corrected or broken.")
-    counts = f"{int(better.sum()):,} corrected, {int(worse.sum()):,} broken."
+        order = sorted(np.flatnonzero(rows), key=lambda k: sign * change[k])[:EXAMPLES]
+        drawn = [_thumbnail(data, int(places[k]), _caption(scoring, before, after, int(k)), mark, draw) for k in order]
+        thumbs = tuple(thumb for thumb in drawn if thumb is not None)
+        if thumbs:
+            sides.append(Thumbnails(thumbs, f"{int(rows.sum()):,} {mark}", wide=draw is not None))
+    if not sides:
+        return (Text("No image is corrected or broken."),)
     parts = " Each strip: image, labels, before, after, and what changed." if draw is not None else ""
-    return Thumbnails(tuple(thumbs), f"{counts} Those that change most are shown.{parts}", wide=draw is not None)
+    return (Text(f"Those that change most are shown.{parts}"), *sides)
 
 
 def _thumbnail(data: Any, index: int, caption: str, mark: str, draw: Strip | None) -> Thumbnail | None:

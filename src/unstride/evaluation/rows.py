@@ -127,7 +127,7 @@ def cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     for row in rows:
         changed = ["", ""] if row.gain is None else [f"{row.corrected:,}", f"{row.broken:,}"]
         line = [row.name, shown(row.metric, row.value), row.describe_gain() or "baseline", *changed]
-        line += [describe_cost(row.cost), *[f"{row.macs / 1e9:.3g}"] * counted]
+        line += [describe_cost(row.cost), *[f"{row.macs / 1e9:.3g}" if row.macs else ""] * counted]
         line += [f"{row.seconds / usual:.2f}" if row.seconds and usual else ""] * timed
         line += [f"{1e3 * row.seconds:.1f}" if row.seconds is not None else ""] * timed
         lines.append(line + [shown(name, row.metrics[name]) for name in others])

@@ -105,9 +105,7 @@ def run(
         for view in stage.views:
             taken = record.taken.setdefault((stage.network, view), set())
             visited = set()
-            opened = record.opened.get((id(executor), view), [])
-            at_once = record.batch_size
-            for part in parts(prepared, view, stage, executor, rows, tiles, gate, opened, record.frame, at_once):
+            for part in parts(prepared, view, stage, executor, rows, tiles, gate, record):
                 space = executor.space(part.images)
                 selector = selector_for(stage, space, task.maps, len(part.images), taken)
                 requests = selector.propose({})
@@ -152,7 +150,7 @@ def combine(
         if first and not k:
             begin(record, part, passes, outputs)
         outputs = [over_base(part, o, record.frame, target) for target, o in enumerate(outputs)]
-        outputs = outputs if not network.classes else [network.base_classes(o) for o in outputs]
+        outputs = [network.base_classes(o) for o in outputs]
         record.check_shape(network.name, view, outputs[0])
         calibrated = outputs if temperature == 1 else [o / temperature for o in outputs]
         result.add(part.rows, calibrated, weight * view_weight, part.where)
@@ -276,15 +274,14 @@ def parts(
     rows: Sequence[int],
     tiles: Mapping[int, Tensor] | None,
     gate: Gate | None,
-    opened: Sequence[tuple[list[int], GraphPasses]] = (),
-    frame: Frame | None = None,
-    batch_size: int | None = None,
+    record: Record,
 ) -> Iterator[Part]:
     """All of `rows`, each once. An image that is mostly open tiles is taken whole.
 
-    With a `batch_size`, so many images are rendered at a time, while those before them run.
+    With a batch size, so many images are rendered at a time, while those before them run.
     """
-    whole = list(rows)
+    whole, frame = list(rows), record.frame
+    opened = record.opened.get((id(executor), view), [])
     if tiles is not None and gate is not None and frame is not None:
         tiling = tiling_for(view, gate, frame, executor.stride(source.rows(rows[:1]).render(PLAIN)))
         covers = {i: tiling.cover(where) for i, where in tiles.items()}
@@ -296,7 +293,7 @@ def parts(
         yield from _resumed(view, whole, opened)
     elif whole:
         start = 0
-        for images in rendered(source, view, whole, batch_size or len(whole)):
+        for images in rendered(source, view, whole, record.batch_size or len(whole)):
             count = -(-len(images) // executor.rows_at_once(stage, images))
             for chunk in images.tensor_split(count):
                 yield Part(whole[start : start + len(chunk)], view, chunk)

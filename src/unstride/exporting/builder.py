@@ -72,6 +72,10 @@ class OnnxBuilder:
         onnx = extra("onnx")
         return onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, dtype), shape)
 
+    def reversed(self, x: str, axis: int) -> str:
+        """`x` backwards along an axis."""
+        return self.op("Slice", x, *(self.constant([v]) for v in (-1, -(2**62), axis, -1)))
+
     # -- control flow
     def condition(
         self,
@@ -102,12 +106,8 @@ class OnnxBuilder:
         return list(build(self, 0))
 
 
-def table(b: OnnxBuilder, values: Sequence[Any], index: str) -> str:
-    """The entry of a list that is known when the file is written."""
-    return values_at(b, np.asarray(values), index)
-
-
 def values_at(b: OnnxBuilder, values: Array, index: str) -> str:
+    """The entry of a list that is known when the file is written."""
     return b.op("Gather", b.constant(values), index, axis=0)
 
 

@@ -23,7 +23,7 @@ from unstride.tasks.tasks import TASKS, confidence, top_class
 
 CLOSE = 1e-4  # of the largest output; and of a confidence to its gate, below which an image may go on or not
 SAME_CLASS = 0.995  # of the images, from pixels or with int8
-UNCERTAIN = 0.02  # a margin, or a distance to a gate, that the rounding of a pixel may turn into another class
+UNCERTAIN = 0.02  # a margin, or a distance to a gate, below which the rounding of a pixel may change the class
 CHUNK = 16  # images at a time
 
 
@@ -33,7 +33,7 @@ class Agreement:
 
     Attributes:
         difference: the largest of an output, relative to the largest output.
-        same_class: the share of images (and pixels) with the same class; 1 where there are no classes.
+        same_class: the share of all images (or pixels, or labels) with the same class.
     """
 
     images: int
@@ -69,12 +69,12 @@ def with_threshold(recipe: Recipe, below: float) -> Recipe:
 
 
 def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Sequence[str], exact: bool) -> Agreement:
-    largest, count, same = 0.0, 0, list[Tensor]()
+    largest, same, certain = 0.0, list[Tensor](), list[Tensor]()
     for batch in _batches(images):
         source, feed = _inputs(batch)
         result = better.run(source)
         got = dict(zip([o.name for o in opened.get_outputs()], opened.run(None, {"images": feed}), strict=True))
-        wanted = [result.output, *result.combined.values()[1:]]
+        wanted = [result.output, *(part.value() for part in result.combined.parts[1:])]
         excused = torch.zeros(len(batch), dtype=torch.bool)
         if not _same_passes(got, result):
             excused = _near_a_gate(better, source, CLOSE if exact else UNCERTAIN)
@@ -85,22 +85,28 @@ def _compared(opened: Any, better: Enhanced, images: Sequence[Any], names: Seque
                 )
         for name, value in zip(names, wanted, strict=True):
             largest = max(largest, _difference(got[name], value, excused, by_sigmoid(better, value)))
-        same.append(same_class(got[names[0]], wanted[0], better, UNCERTAIN)[~excused].flatten())
-        count += len(batch)
-    known = torch.cat(same)
-    known = known[~known.isnan()]
-    found = Agreement(count, largest, float(known.mean()) if len(known) else 1.0)
-    if exact and not largest <= CLOSE:
+        agree = same_class(got[names[0]], wanted[0], better)
+        same.append(agree.flatten())
+        certain.append(agree[~excused][_margin(wanted[0], better)[~excused] >= UNCERTAIN])
+    found = Agreement(len(images), largest, float(torch.cat(same).mean()))
+    if exact:
+        check_difference(largest)
+    known = torch.cat(certain)
+    if not exact and len(known) and not float(known.mean()) >= SAME_CLASS:
+        raise ArtefactError(
+            f"export: the file was not written, because it gives the same class for {known.mean():.1%} of what the "
+            f"recipe is certain of, expected at least {SAME_CLASS:.1%}. Check it on images of your own: images=FOLDER."
+        )
+    return found
+
+
+def check_difference(largest: float) -> None:
+    """An ArtefactError where outputs differ by more than rounding. `largest`: relative to the largest output."""
+    if not largest <= CLOSE:
         raise ArtefactError(
             f"export: the file was not written, because its outputs differ by {largest:.1e} of the largest output, "
             f"expected at most {CLOSE:.0e}. Please report the network and the recipe."
         )
-    if not exact and not found.same_class >= SAME_CLASS:
-        raise ArtefactError(
-            f"export: the file was not written, because it gives the same class for {found.same_class:.1%} of the "
-            f"images, expected at least {SAME_CLASS:.1%}. Check it on images of your own: images=FOLDER."
-        )
-    return found
 
 
 def _batches(images: Sequence[Any]) -> Iterator[list[Any]]:
@@ -161,18 +167,23 @@ def _difference(got: Array, wanted: Tensor, excused: Tensor, sigmoid: bool) -> f
     return float((value - expected)[finite].abs().max()) / scale if bool(finite.any()) else 0.0
 
 
-def same_class(got: Array, wanted: Tensor, better: Enhanced, uncertain: float = 0.0) -> Tensor:
-    """1 for each image (or pixel, or label) with the same class, 0 for others; NaN below this margin."""
+def same_class(got: Array, wanted: Tensor, better: Enhanced) -> Tensor:
+    """1 for each image (or pixel, or label) with the same class, 0 for others; without classes, for close values."""
     task, wanted = TASKS[better.task], wanted.cpu().float()
     value = torch.from_numpy(got).reshape(wanted.shape)
     if not task.classes:
         close = 0.05 * float(wanted.abs().max())
         return ((value - wanted).abs() <= close).flatten(1).all(1).float()
-    if task.one_label:
-        same, margin = top_class(value) == top_class(wanted), confidence(wanted, "margin")
-    else:
-        same, margin = (value > 0) == (wanted > 0), (2 * wanted.sigmoid() - 1).abs()
-    return same.float().masked_fill(margin < uncertain, torch.nan)
+    same = top_class(value) == top_class(wanted) if task.one_label else (value > 0) == (wanted > 0)
+    return same.float()
+
+
+def _margin(wanted: Tensor, better: Enhanced) -> Tensor:
+    """How far each image (or pixel, or label) is from another class."""
+    task, wanted = TASKS[better.task], wanted.cpu().float()
+    if not task.classes:
+        return torch.ones(len(wanted))
+    return confidence(wanted, "margin") if task.one_label else (2 * wanted.sigmoid() - 1).abs()
 
 
 # ------------------------------------------------------------------------------------------------ generated images

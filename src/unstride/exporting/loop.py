@@ -38,7 +38,7 @@ class GraphPass:
         unit: which of the networks.
         prepare: rows of the input -> what the network takes.
         back: of each output, how it is brought back over the base view.
-        views: what tells different preparations apart.
+        prepare_key, back_key: what tells different steps apart.
     """
 
     taken: ExportPass

@@ -73,7 +73,7 @@ def check_exportable(recipe: Recipe) -> None:
             raise OptionError(f"export: the gate {stage.gate} has no threshold. Call better.calibrate(images) first.")
         if stage.aggregation == "learned" or stage.align == "stitch":
             raise OptionError(
-                "export: states are exported with aggregate 'mean', 'entropy' or 'max', without stitching."
+                "export: learned aggregation and stitched maps cannot be exported. Choose another aggregate and align."
             )
     if recipe.precision is not None:
         raise OptionError(

@@ -19,7 +19,6 @@ from unstride.views.source import PLACING, flip_axes, place
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic", "nearest": "nearest"}
 _GRAY = (19595, 38470, 7471)  # of red, green and blue, over 65536: Pillow's convert("L")
-_END = -(2**62)
 
 
 def check_pixels(preprocess: Preprocess | None, network: str) -> Preprocess:
@@ -55,7 +54,7 @@ def prepared(b: OnnxBuilder, rows: str, view: View, p: Preprocess) -> str:
     mean, std = (np.array(v, np.float32).reshape(1, -1, 1, 1) for v in (p.mean, p.std))
     x = b.op("Div", b.op("Sub", b.op("Div", x, b.constant(255.0)), b.constant(mean)), b.constant(std))
     for axis in flip_axes(view):
-        x = b.op("Slice", x, *(b.constant([v]) for v in (-1, _END, axis, -1)))
+        x = b.reversed(x, axis)
     return x
 
 

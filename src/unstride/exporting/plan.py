@@ -33,7 +33,7 @@ def graph_plan(
 ) -> GraphPlan:
     """`units`, `rendered`: of each pass, its network as ONNX, and one image as that takes it."""
     result = better.run(source)
-    frame, combined = result.record.frame, [tuple(v.shape[1:]) for v in result.combined.values()]
+    frame, combined = result.record.frame, [tuple(part.value().shape[1:]) for part in result.combined.parts]
     names, shapes = _named_outputs(result.returned(), result.record.structure[0].targets[: len(combined)])
     chosen = list(dict.fromkeys(units))
     made = []

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from unstride.enhanced import Enhanced
-from unstride.errors import ArtefactError, CaptureError, OptionError
+from unstride.errors import CaptureError, OptionError
 from unstride.execution.record import median
-from unstride.exporting.checking import CLOSE
+from unstride.exporting.checking import check_difference
 from unstride.exporting.networks import Unit, quiet
 from unstride.exporting.passes import ExportPass
 from unstride.exporting.views import FixedView, fixed_back, fixed_view
@@ -86,7 +86,7 @@ def program_bytes(module: FixedRecipe, example: Tensor) -> bytes:
 
 
 def check_program(data: bytes, better: Enhanced, images: Sequence[Tensor]) -> float:
-    """The largest difference of an output, relative to the largest output; an ArtefactError where it is large."""
+    """The largest difference of an output, relative to the largest output, checked."""
     run, largest = torch.export.load(io.BytesIO(data)).module(), 0.0
     for start in range(0, len(images), 8):
         batch = torch.stack(list(images[start : start + 8]))
@@ -94,9 +94,5 @@ def check_program(data: bytes, better: Enhanced, images: Sequence[Tensor]) -> fl
         got = run(batch)
         main = (got if isinstance(got, Tensor) else got[0]).reshape(wanted.shape)
         largest = max(largest, float((main - wanted).abs().max()) / max(1.0, float(wanted.abs().max())))
-    if not largest <= CLOSE:
-        raise ArtefactError(
-            f"export: the file was not written, because its outputs differ by {largest:.1e} of the largest output, "
-            f"expected at most {CLOSE:.0e}. Please report the network and the recipe."
-        )
+    check_difference(largest)
     return largest

@@ -15,7 +15,6 @@ from unstride.recipe.view import PLAIN, View
 from unstride.views.source import FLIPS, PLACING, Block, Canvas, back, flip_axes, other_ops
 
 _ROWS = 32  # basis images at once
-_END = -(2**62)  # of a slice that runs backwards through the first entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class FixedView:
             else:
                 x = b.op("MatMul", x, b.op("Transpose", b.constant(move), perm=[1, 0]))
         for axis in self.flips:
-            x = b.op("Slice", x, *(b.constant([v]) for v in (-1, _END, axis, -1)))
+            x = b.reversed(x, axis)
         return x
 
 

@@ -95,7 +95,8 @@ def export(
         from_pixels: the file takes uint8 images (B, H, W, 3) of one size, and resizes, crops and normalises them for
             each network.
         quantize: "int8" quantises each network, calibrated with `images`.
-        images: to check the file and to calibrate: a folder, paths, PIL images or tensors. By default generated ones.
+        images: to check the file, and to calibrate int8: a folder, paths, PIL images or tensors. By default the file
+            is checked with generated ones.
         checked: how many images are checked at most.
         changes: fields of the recipe, as in `enhance`.
 
@@ -104,9 +105,9 @@ def export(
 
     Example: `print(unstride.export(better, "better.onnx"))`
     """
-    path = Path(path)
+    path = files.as_path(path, "path")
     files.check_file(path, "export", FORMATS)
-    _check_options(path, from_pixels, quantize)
+    _check_options(path, from_pixels, quantize, images)
     pipeline = _pipeline(model, recipe, changes)
     better = pipeline.better
     check_exportable(better.recipe)
@@ -197,9 +198,11 @@ def _write_program(
     return ExportedFile(path, shown, ("output",), size, *_weights(units), agreement)
 
 
-def _check_options(path: Path, from_pixels: bool, quantize: str | None) -> None:
+def _check_options(path: Path, from_pixels: bool, quantize: str | None, images: Any) -> None:
     if quantize not in (None, "int8"):
         raise OptionError(f"export: quantize: got {quantize!r}, expected 'int8' or None.")
+    if quantize and images is None:
+        raise OptionError("export: quantize='int8' needs images to calibrate with. Pass images=FOLDER (--images).")
     if path.suffix == ".onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
             extra(module)

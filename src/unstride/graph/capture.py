@@ -2,15 +2,10 @@
 
 import contextlib
 import functools
-import io
-import logging
 import os
 import re
-import sys
-import threading
 import traceback
-import warnings
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +22,8 @@ from unstride.graph.freshness import Freshness
 from unstride.graph.functional import functional
 from unstride.graph.guards import Answers, constant_answers
 from unstride.graph.ops import ancestors
+from unstride.graph.tracing import tracing
+from unstride.graph.verify import verify, verify_alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +137,8 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
         self_modified = frozenset(before.changes())
         program, asks = _export(net, pair)
         graph = _graph(program, pair, _Tensors(net, before.tensors.values(), originals), self_modified, asks)
-        _verify(graph, pair, expected)
+        verify(graph, pair, expected)
+        verify_alone(net, graph, pair, expected)
     return graph
 
 
@@ -163,82 +161,42 @@ def model_raised(images: Tensor, error: Exception) -> ModelRaised:
     )
 
 
-_CAPTURING = threading.RLock()  # export changes torch itself while it traces, for all threads
-_EXPORTERS: list[int] = []  # the thread that has the lock
-
-
-class _Silenced:
-    """A stream that drops what one thread writes, and passes on what the others write."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.thread = stream, threading.get_ident()
-
-    def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self.thread else self.stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """The same for log records."""
-        return record.thread != self.thread
-
-
-@contextlib.contextmanager
-def _without_output() -> Iterator[None]:
-    """Export prints whole graphs when it fails; what the user needs is in our error. Other threads are not affected."""
-    silenced: Any = _Silenced(sys.stderr or io.StringIO())
-    names = [name for name in [*logging.root.manager.loggerDict] if name.partition(".")[0] == "torch"]
-    loggers = [logging.root, *map(logging.getLogger, names)]
-    handlers = dict.fromkeys(h for logger in loggers for h in logger.handlers)
-    for handler in handlers:
-        handler.addFilter(silenced.filter)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(silenced):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(silenced.filter)
-
-
-def exporting() -> bool:
-    """Whether this very call is exported or traced. Torch's own flag is of all threads, and captures export, too."""
-    if torch.jit.is_tracing():
-        return True
-    own_export = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
-    return own_export and torch.compiler.is_exporting()  # a capture may have ended between the two questions
-
-
-@contextlib.contextmanager
-def _exporter() -> Iterator[None]:
-    """Known as the thread that exports."""
-    _EXPORTERS.append(threading.get_ident())
-    try:
-        yield
-    finally:
-        _EXPORTERS.pop()
-
-
 def _export(model: nn.Module, pair: Tensor) -> tuple[torch.export.ExportedProgram, bool]:
     """The program, and whether its control flow depends on numbers in the model's tensors."""
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _CAPTURING, _without_output(), _exporter():
+    with tracing():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
+            _check_batch(program)
             return functional(program), False
+        except CaptureError:
+            raise
         except Exception as error:
             first = error
         answers = constant_answers(model, pair)
         # the slower tracer takes a few models that the first one does not
-        with contextlib.nullcontext() if answers is None else Answers(answers), contextlib.suppress(Exception):
-            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
-            return functional(program), answers is not None
+        try:
+            with contextlib.nullcontext() if answers is None else Answers(answers):
+                program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
+                _check_batch(program)
+                return functional(program), answers is not None
+        except CaptureError:
+            raise
+        except Exception:  # what the first one says is clearer
+            pass
     reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
     raise CaptureError(
         f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}"
         f"{_line_in_model(first)}. {WITHOUT_STATES}"
     ) from first
+
+
+def _check_batch(program: torch.export.ExportedProgram) -> None:
+    """A CaptureError if the model asks how many images there are: the graph would answer for such a batch alone."""
+    for guard in getattr(program, "_guards_code", ()):
+        if re.search(r"size\(\)\[0\]", guard):
+            asked = re.sub(r"L\[.*?\](\[0\])?\.size\(\)\[0\]", "batch size", guard)
+            raise CaptureError(f"the model branches on the batch size ({asked}). {WITHOUT_STATES}")
 
 
 # What runs around a user's model: torch, this package, Python's own library.
@@ -347,70 +305,3 @@ def run_nodes(graph: Graph, images: Tensor, only: Container[Node] | None = None)
         for source in n.all_input_nodes:
             if last[source] is n:
                 env.pop(source, None)
-
-
-def _verify(graph: Graph, pair: Tensor, expected: Any) -> None:
-    """The graph must give what the model gave for two images, and the same for the last of them alone.
-
-    The last: what goes on from image to image (a running sum over the batch) leaves the first one as it is.
-    """
-    both = zip(graph.leaves, pytree.tree_leaves(expected), strict=True)
-    wanted = [(n, leaf) for n, leaf in both if isinstance(n, Node) and isinstance(leaf, Tensor)]
-    # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
-    for count, slack in ((2, 1), (1, 50)):
-        found = graph.outputs(pair[-count:])
-        for n, reference in wanted:
-            pairs = [(found[n], reference)] if count == 2 else []
-            if n in graph.from_image:
-                pairs = list(zip(_rows(found[n], count), _rows(reference, 2)[-count:], strict=True))
-            for value, other in pairs:  # one by one: maps may be large
-                difference = gap(value, other)
-                if not difference <= slack * tolerance(other.dtype):
-                    raise CaptureError(_why(value, other, difference, count == 2))
-
-
-def _rows(output: Tensor, count: int) -> Sequence[Tensor]:
-    """An output of `count` images, image by image."""
-    if output.ndim == 0:
-        raise CaptureError(
-            "an output is a single number made from all images of a batch: every output must have a row for each "
-            "image. Return it for each image, or wrap the model so that it is left out."
-        )
-    if output.shape[0] == 0 or output.shape[0] % count:
-        raise CaptureError(
-            f"an output has shape {tuple(output.shape)} for {count} images: the first dimension of every output must "
-            "be the batch"
-        )
-    return output.chunk(count)
-
-
-def _why(value: Tensor, reference: Tensor, difference: float, together: bool) -> str:
-    if value.shape != reference.shape:
-        return (
-            f"an output has shape {tuple(value.shape)} for an image alone and {tuple(reference.shape)} in a batch: the "
-            "first dimension of every output must be the batch"
-        )
-    if not (value.isfinite() == reference.isfinite()).all():
-        return (
-            f"the model's output overflows {reference.dtype} on the example, and not always at the same places: it "
-            "cannot be compared there. Pass a real image as the example, prepared as the model expects it."
-        )
-    what = "the graph differs from the model" if together else "an image alone and in a batch differ"
-    return f"{what} by {difference:.1e} (relative): the model is not a deterministic function of each image alone"
-
-
-def gap(value: Tensor, reference: Tensor) -> float:
-    """The largest difference, relative to the largest value; where neither is finite there is nothing to compare."""
-    if value.shape != reference.shape:
-        return float("inf")
-    if reference.numel() == 0 or not reference.is_floating_point():
-        return 0.0 if torch.equal(value, reference) else float("inf")
-    known = reference.isfinite()
-    scale = float(reference.abs().masked_fill_(~known, 0.0).amax())
-    difference = (value - reference).abs_().masked_fill_(~(known | value.isfinite()), 0.0)
-    return float(difference.amax()) / max(scale, 1e-6)
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """How far two orders of the same sums may lie apart, relative to the largest value."""
-    return {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}.get(dtype, 2e-4)

@@ -80,10 +80,6 @@ class Attention(nn.Module):
         """`w_o * x` of maps (N, C, ...), the MLP of Eq. 6."""
         return self.out.view(-1, *[1] * (attended.ndim - 2)) * attended
 
-    def criterion(self, f: Tensor) -> Tensor:
-        """Eq. 11, see `learned_criterion`: maps (N, S, C, ...) -> (N, S)."""
-        return learned_criterion(self.received(f))
-
 
 def attention_received(pairs: Tensor) -> Tensor:
     """W (Eq. 5) averaged over the states that give attention: queries and keys (N, S, 2, ...) -> (N, S, ...)."""

@@ -213,11 +213,21 @@ def _from_file(spec: str) -> LoadedModel:
         sys.path.remove(str(path.resolve().parent))
     if isinstance(made, LoadedModel):
         return replace(made, spec=spec)
-    model, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    model, preprocess, *names = made if isinstance(made, tuple) and len(made) in (2, 3) else (made, None)
     if not isinstance(model, nn.Module):
-        raise SpecError(f"{spec}: it returned {type(made).__name__}; wanted a torch.nn.Module or (module, Preprocess)")
+        raise SpecError(
+            f"{spec}: it returned {type(made).__name__}, expected a torch.nn.Module, (module, Preprocess), or "
+            "(module, Preprocess, names of the classes)."
+        )
     prepare = _usual(model, spec) if model is made else _as_preprocess(preprocess, spec)
-    return LoadedModel(spec, model, prepare, weights="its own")
+    return LoadedModel(spec, model, prepare, classes=_class_names(names[0], spec) if names else (), weights="its own")
+
+
+def _class_names(given: Any, spec: str) -> tuple[str, ...]:
+    names = tuple(given) if isinstance(given, list | tuple) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SpecError(f"{spec}: it returned {given!r:.60} as its classes, expected a list of their names.")
+    return names
 
 
 def _usual(model: nn.Module, spec: str) -> Preprocess:

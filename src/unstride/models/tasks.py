@@ -32,7 +32,7 @@ class Guess:
     assumed: str = ""
 
     def __str__(self) -> str:
-        return f"nothing says what this model's output means: {self.assumed} (task={self.task!r})"
+        return f"the task is assumed to be {self.task}: {self.assumed}"
 
 
 def task_of(asked: Any, model: nn.Module, example: Tensor, recipe_says: bool = False) -> Guess:

@@ -1,10 +1,9 @@
 """Fine-tuning on Flowers102, which the paper's Table 2 rests on: `unstride reproduce flowers102-finetune`.
 
 Printed (section 5.1): ImageNet weights of torchvision are fine-tuned on the official training split; images are resized
-to 256 px and
-cropped to 224. Not printed, and chosen here: SGD with momentum 0.9, lr 0.01 with cosine annealing, weight decay 1e-4,
-30 epochs, batches of 32, random crops and flips; the epoch with the best accuracy on the official validation split is
-kept. Every epoch leaves a checkpoint, so that a killed run continues where it was.
+to 256 px and cropped to 224. Not printed, and chosen here: SGD with momentum 0.9, lr 0.01 with cosine annealing, weight
+decay 1e-4, 30 epochs, batches of 32, random crops and flips; the epoch with the best accuracy on the official
+validation split is kept. Every epoch leaves a checkpoint, so that a killed run continues where it was.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def finetune(
         limit: use so many images of each split.
     """
     if model not in TORCHVISION:
-        raise SpecError(f"--network: got {model!r}, expected one of {', '.join(NETWORKS)}{close_to(model, NETWORKS)}.")
+        raise SpecError(f"--network: got {model!r}, expected one of {', '.join(NETWORKS)}{close_to(model, NETWORKS)}")
     if not (root / LAYOUTS["flowers102"].folder).is_dir():
         raise DataError(f"{root}: this is missing:\n  flowers102: {LAYOUTS['flowers102'].words}")
     parts = [load_data(f"flowers102:{root}", PREPROCESS, s, limit, classes=CLASSES) for s in ("train", "val", "test")]

@@ -1,4 +1,4 @@
-"""An exhibit with numbers as Markdown, CSV, LaTeX or a plot: ours first, the paper's number in brackets beside it."""
+"""An exhibit as Markdown, CSV, LaTeX, and of a figure a plot: our number first, the paper's in brackets beside it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ FORMATS: dict[str, tuple[str, Callable[[Reproduction], str]]] = {
 
 
 def write(result: Reproduction, folder: Path) -> list[Path]:
-    """All formats, and a plot where there is something to draw: NAME.md, NAME.csv, NAME.tex, NAME.png."""
+    """All formats, and of a figure a plot: NAME.md, NAME.csv, NAME.tex, NAME.png."""
     from unstride.show.style import save
 
     paths = []
@@ -84,7 +84,7 @@ def write(result: Reproduction, folder: Path) -> list[Path]:
     except ArtefactError as error:
         warnings.warn(NotWritten(str(error)), stacklevel=2)
         return paths
-    if any(isinstance(value.ours, float) for value in result.values):
+    if result.exhibit.shape != "table":
         drawn = save(plot(result), folder / f"{result.exhibit.name}.png")
         paths += [drawn] if drawn is not None else []
     return paths
@@ -183,9 +183,8 @@ def _tex(text: str) -> str:
 
 # ---------------------------------------------------------------- plots
 def plot(result: Reproduction) -> Any:
-    """A matplotlib Figure: lines, a scatter, or for a table our numbers and the paper's side by side."""
-    draw = {"lines": _lines, "scatter": _scatter, "table": _dots}[result.exhibit.shape]
-    figure = draw(result)
+    """A matplotlib Figure of a figure of the paper."""
+    figure = {"lines": _lines, "scatter": _scatter}[result.exhibit.shape](result)
     figure.supxlabel("\n".join(result.notes), size=6, color="gray")  # what stands for the paper's goes with the plot
     return figure
 
@@ -229,24 +228,5 @@ def _scatter(result: Reproduction) -> Any:
         ax.set_xlabel(f"{kind}: {result.exhibit.x}")
         ax.set_ylabel("top-1 %")
         ax.legend(fontsize=7)
-        ax.grid(alpha=0.3)
-    return figure
-
-
-def _dots(result: Reproduction) -> Any:
-    """A panel for each column: a filled dot is ours, a ring the paper's."""
-    columns = list(dict.fromkeys(v.column for v in result.values if isinstance(v.ours, float)))
-    rows = list(dict.fromkeys((v.group, *v.row) for v in result.values))
-    figure, axes = _figure(len(columns), 1.2 + 0.22 * len(rows), f"{result.exhibit.title}: ● unstride, ○ paper")
-    for k, (ax, column) in enumerate(zip(axes, columns, strict=True)):
-        for v in (v for v in result.values if v.column == column):
-            y = -rows.index((v.group, *v.row))
-            for number, colour, fill in ((v.ours, "C0", "full"), (v.paper, "C1", "none")):
-                if isinstance(number, float):
-                    ax.plot([number], [y], "o", color=colour, fillstyle=fill)
-        names = [" ".join(part for part in row if part) for row in rows]
-        ax.set_yticks([-i for i in range(len(rows))], names if k == 0 else [""] * len(rows))
-        ax.tick_params(axis="y", labelsize=6)
-        ax.set_title(column, size=9)
         ax.grid(alpha=0.3)
     return figure

@@ -315,15 +315,15 @@ class ExhibitRunner:
                     progress=self.progress,
                     **options,
                 )
-        self._note_fit(what, file, seed)
+        self._note_fit(", ".join([what, *_switches(run), f"seed {seed}"]), file)
         return file
 
-    def _note_fit(self, what: str, file: Path, seed: int) -> None:
+    def _note_fit(self, what: str, file: Path) -> None:
         """What was fitted, beside the plain mean of the same states or views, on the validation images."""
         figures = read(file).figures
         if {"mean", "fitted", "mean_nll", "fitted_nll"} <= set(figures):
             note = (
-                f"{what}, seed {seed}: validation accuracy {figures['mean']:.2%} by the mean and "
+                f"{what}: validation accuracy {figures['mean']:.2%} by the mean and "
                 f"{figures['fitted']:.2%} fitted, NLL {figures['mean_nll']:.4f} and {figures['fitted_nll']:.4f}."
             )
             self.notes += [note] if note not in self.notes else []
@@ -334,8 +334,18 @@ def _described(group: Sequence[Run], seed: int) -> str:
     run = group[0]
     states = ", ".join(str(r.budget) for r in group)
     parts = [f"{run.model} on {run.data}", f"{states} state{'s' * (states != '1')}", "learned" * run.learned]
+    parts += [*_switches(run), f"criterion {run.criterion}" if run.criterion else ""]
+    parts += [f"aggregate {run.aggregate}" if run.aggregate else ""]
     parts += [f"{run.method} of {run.views} views" if run.views > 1 else "", f"seed {seed}" if run.random else ""]
     return ", ".join(part for part in parts if part)
+
+
+def _switches(run: Run) -> list[str]:
+    """What is unusual about the attention that a run needs."""
+    parts = [f"align {run.align}"] if run.align != "average" else []
+    if run.span is not None:
+        parts.append(f"layers {run.span[0]} .. L{'-1' * run.span[1]}")
+    return parts
 
 
 def _minutes(seconds: float) -> str:

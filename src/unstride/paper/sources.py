@@ -156,8 +156,7 @@ FIRST = "IMAGENET1K_V1"
 class PaperFolder:
     """A folder with the data sets in their usual layouts, and with weights that no library fetches.
 
-    weights/NAME.pth  weights/flowers102-resnet18.pth, weights/cifar10-resnet20.pt: `weights_name` is NAME
-    models.py         functions such as cityscapes_resnet50_fcn() -> module, or (module, Preprocess); these come first
+    These are weights/NAME.pth, such as weights/flowers102-resnet18.pth; `weights_name` is NAME.
     """
 
     path: Path
@@ -222,14 +221,11 @@ class PaperFolder:
         return load_data(LAYOUTS[data].spec.format(self.path), loaded.preprocess, split)
 
     def _spec(self, model: str, data: str) -> tuple[str, str] | None:
-        """(SPEC, weights): an own function, a weights file, or what a library fetches; None if there is none."""
-        own, function = self.path / "models.py", f"{data}_{_slug(model)}"
-        if own.is_file() and re.search(rf"^def {function}\(", own.read_text(encoding="utf-8"), re.MULTILINE):
-            return f"{own}:{function}", "default"
+        """(SPEC, weights): a weights file, or what a library fetches; None if there is neither."""
         spec, file = _library(model, data), self._weights(weights_name(model, data))
-        if file is not None and spec is not None:
+        if file is not None:
             return spec, str(file)
-        if spec is None or spec.startswith("paper:") or data != "imagenet":
+        if spec.startswith("paper:") or data != "imagenet":
             return None
         return spec, FIRST if model in TORCHVISION else "default"
 
@@ -245,7 +241,7 @@ class PaperFolder:
 def weights_name(model: str, data: str) -> str:
     """What a weights file of a network is called: `cifar10-resnet20`, `flowers102-resnet18`."""
     network = _paper_network(model, data)
-    return network if network is not None else f"{data}-{_slug(model).replace('_', '-')}"
+    return network if network is not None else f"{data}-{_slug(model)}"
 
 
 def first_weights(spec: str) -> LoadedModel:
@@ -268,13 +264,11 @@ def first_weights(spec: str) -> LoadedModel:
     return replace(loaded, weights=FIRST)
 
 
-def _library(model: str, data: str) -> str | None:
+def _library(model: str, data: str) -> str:
     if model in TORCHVISION:
         return f"torchvision:{TORCHVISION[model]}"
     network = _paper_network(model, data)
-    if network is not None:
-        return f"paper:{network}"
-    return f"timm:{TIMM[model]}" if model in TIMM else None
+    return f"timm:{TIMM[model]}" if network is None else f"paper:{network}"
 
 
 def _paper_network(model: str, data: str) -> str | None:
@@ -292,11 +286,10 @@ def _networks() -> dict[str, Any]:
 
 
 def _missing_weights(model: str, data: str) -> str:
-    name, function = weights_name(model, data), f"{data}_{_slug(model)}"
     network = _paper_network(model, data)
     published = f" ({_networks()[network].checkpoint})" if network is not None else ""
     step = " (`unstride reproduce flowers102-finetune` makes it)" if data == "flowers102" else published
-    return f"{model} trained on {data}: weights/{name}.pth{step}, or a function {function}() in models.py"
+    return f"{model} trained on {data}: weights/{weights_name(model, data)}.pth{step}"
 
 
 def _images(data: str) -> str:
@@ -304,8 +297,8 @@ def _images(data: str) -> str:
 
 
 def _slug(model: str) -> str:
-    """`MiT-SegFormer` -> `mit_segformer`, as in a function's name."""
-    return re.sub(r"\W+", "_", model.lower())
+    """`MiT-SegFormer` -> `mit-segformer`, as in a file's name."""
+    return re.sub(r"\W+", "-", model.lower())
 
 
 def _fitting_limit(limit: int | None) -> int:

@@ -4,3 +4,7 @@
 `rows` says what a row holds, `tables` writes the formats, `run` is the loop, `ray` runs it on a cluster, and `compare`
 finds the images that two recipes disagree on.
 """
+
+from unstride.predicting.ray import RayPredictor
+
+__all__ = ["RayPredictor"]

@@ -23,7 +23,6 @@ from PIL import Image
 from unstride.errors import DataError, InputError, OptionError
 from unstride.pipeline import open_pipeline
 from unstride.predicting.containers import Entry
-from unstride.predicting.parts import PartResult
 from unstride.predicting.reading import ImageReader, Preparation, PreparedImage
 from unstride.predicting.run import open_runner
 from unstride.predicting.summary import PartList
@@ -100,59 +99,77 @@ def _column(values: list[Any]) -> np.ndarray[Any, Any]:
 def work_on_ray(
     job: PredictJob, cache: Cache, parts: PartList, address: str, arguments: Mapping[str, Any], done: Callable[..., Any]
 ) -> float:
-    """Every part on a worker of the cluster, saved here. A part whose worker dies is computed again by another one."""
+    """Every part on a worker of the cluster, saved here. A part whose worker dies is computed again by another one.
+
+    Returns the seconds that the networks waited for images, a mean over the workers.
+    """
     ray = _library()
     with _connected(ray, address):
         count = _workers(ray)
         options = {**arguments, "top": job.runner.columns.top, "batch_size": job.runner.batch_size, "out": job.out}
-        digest = text_digest(job.settings["pipeline"])
+        digest = text_digest(job.settings["pipeline"]) if _by_name(arguments["model"]) else None
         remote = ray.remote(max_restarts=-1, max_task_retries=-1, num_cpus=1)(PartWorker)
         workers = [remote.remote(digest, torch.get_num_threads(), options) for _ in range(count)]
         waiting: dict[Any, tuple[int, int]] = {}  # (part, worker) by reference
-        free = deque(k for _ in range(_AHEAD) for k in range(count))
+        free, waited = deque(k for _ in range(_AHEAD) for k in range(count)), 0.0
+
+        def collect() -> None:
+            """Save the next part that is ready; its worker is free."""
+            nonlocal waited
+            ready, _ = ray.wait(list(waiting), num_returns=1)
+            part, worker = waiting.pop(ready[0])
+            values, seconds = _result(ray, ready[0])
+            waited += seconds / count
+            cache.put({parts.keys[part]: values})
+            done(len(values["rows"]), waited)
+            free.append(worker)
+
         for part, entries in parts:
             while not free:
-                free.append(_collect(ray, cache, parts, waiting, done))
+                collect()
             worker = free.popleft()
             waiting[workers[worker].run.remote(part, entries)] = part, worker
         while waiting:
-            _collect(ray, cache, parts, waiting, done)
-    return 0.0
+            collect()
+    return waited
+
+
+def _by_name(model: Any) -> bool:
+    """True if workers load the networks themselves: other models travel to them as they are."""
+    several = model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model]
+    return all(entry is None or isinstance(entry, str | Path) for entry in several)
 
 
 class PartWorker:
-    """A process of the cluster with the networks of a run."""
+    """A process of the cluster with the networks of a run. `digest`: of the networks that it loads by name."""
 
-    def __init__(self, digest: str, threads: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, digest: str | None, threads: int, options: Mapping[str, Any]) -> None:
         torch.set_num_threads(threads)  # another number of threads rounds differently
         keywords = dict(options)
         top, batch_size, out = (keywords.pop(name) for name in ("top", "batch_size", "out"))
         pipeline = open_pipeline(keywords.pop("model"), **keywords)
         about = {**pipeline.key(pipeline.base.example()), "classes": list(pipeline.classes)}
-        if text_digest(about) != digest:
+        if digest is not None and text_digest(about) != digest:
             raise OptionError("a worker of the cluster has other networks or another recipe than this process.")
         self.runner = open_runner(pipeline, top, batch_size, Path(out))
         self.prepare: Preparation = self.runner.preparation
 
-    def run(self, part: int, entries: list[tuple[int, Entry]]) -> dict[str, Any]:
-        """The rows of a part, as plain values. Maps are written to the folder that all processes see."""
-        read = ImageReader(self.prepare)(iter([(part, index, entry) for index, entry in entries]))
-        return asdict(self.runner.run(part, (image for _, image in read)))
+    def run(self, part: int, entries: list[tuple[int, Entry]]) -> tuple[dict[str, Any], float]:
+        """A part as plain values, and the seconds of waiting. Maps go to the folder that all processes see."""
+        reader = ImageReader(self.prepare)
+        read = reader(iter([(part, index, entry) for index, entry in entries]))
+        return asdict(self.runner.run(part, (image for _, image in read))), reader.waited
 
 
-def _collect(
-    ray: Any, cache: Cache, parts: PartList, waiting: dict[Any, tuple[int, int]], done: Callable[..., Any]
-) -> int:
-    """Save the next part that is ready; the number of the worker that is free."""
-    ready, _ = ray.wait(list(waiting), num_returns=1)
-    part, worker = waiting.pop(ready[0])
+def _result(ray: Any, reference: Any) -> tuple[dict[str, Any], float]:
+    """What a worker returned; errors of the worker are errors here."""
     try:
-        result = PartResult(**ray.get(ready[0]))
+        values, seconds = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from error
-    cache.put({parts.keys[part]: asdict(result)})
-    done(len(result.rows), 0.0)
-    return worker
+    except ray.exceptions.RayActorError as error:  # it could not load the networks
+        raise OptionError(f"--ray: a worker cannot start ({str(error).strip().splitlines()[-1]}).") from error
+    return values, seconds
 
 
 def _library() -> Any:

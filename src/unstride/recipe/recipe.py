@@ -87,6 +87,11 @@ class Recipe:
             raise OptionError(
                 f"recipe: task={task.name!r}: the first view must be 'plain'; other maps are aligned to it."
             )
+        if not task.classes and any(stage.join == "replace" for stage in self.stages):
+            raise OptionError(
+                f"recipe: join='replace' needs classes, which task={task.name!r} does not have. Its networks are "
+                "averaged: leave join out."
+            )
         if len({s.gate.tile for s in self.stages if s.gate is not None}) > 1:
             raise OptionError("recipe: all gates act on tiles of one size, or all on whole images.")
 

@@ -29,6 +29,7 @@ _LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "
 _OWN = Path(__file__).resolve().parents[1]
 _RECORDS = {"types", "argparse", "__main__"}  # simple namespaces
 _DEEPEST = 24  # containers and objects inside each other
+_NEVER_CALLED = {"__init__", "__setstate__"}  # by a forward pass; torch.compile replaces both of nn.Module
 # Attributes of nn.Module on which no forward pass depends, or that are described elsewhere.
 _SKIPPED = {"training", "_parameters", "_buffers", "_modules", "_backward_pre_hooks", "_backward_hooks"}
 _SKIPPED |= {"_is_full_backward_hook", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
@@ -39,6 +40,8 @@ def describe_computation(model: nn.Module) -> Iterator[str]:
     """One line for each module, attribute, function, class and source file that takes part in the forward pass."""
     walk = _Walk()
     yield from walk.value(model)
+    for hooks in (torch.nn.modules.module._global_forward_pre_hooks, torch.nn.modules.module._global_forward_hooks):
+        yield from walk.value(hooks)
     yield from walk.sources()
 
 
@@ -236,7 +239,7 @@ def _installed(path: Path) -> bool:
 
 def _replaced(member: Any, kind: type, name: str) -> bool:
     """Whether a member of an installed class is a function that was not defined there: a patch."""
-    if not isinstance(member, types.FunctionType):
+    if not isinstance(member, types.FunctionType) or name in _NEVER_CALLED:
         return False
     return member.__module__ != kind.__module__ or member.__qualname__ != f"{kind.__qualname__}.{name}"
 

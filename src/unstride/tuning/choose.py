@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,18 +20,15 @@ from torch import Tensor
 from unstride.errors import OptionError
 from unstride.evaluation.decisions import one_standard_error, safe_shares
 from unstride.evaluation.metric_names import lower_is_better
-from unstride.recipe.recipe import Recipe
-from unstride.recipe.stage import Gate
 from unstride.tasks.tasks import TASKS
-from unstride.tasks.temperature import fit_temperature, safe_temperature
-from unstride.tuning.candidates import Candidate, SearchSpace, Step, recipe_of, standards
-from unstride.tuning.objectives import Outcomes
-from unstride.tuning.pool import Pool
-from unstride.tuning.simulate import simulate
+from unstride.tuning.candidates import Candidate, SearchSpace, Step, standards
+from unstride.tuning.objectives import Outcomes, gated_losses
+from unstride.tuning.simulate import build, simulate
 
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
 TILE_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5)
 NARROWER = (0.2, 0.4, 0.7, 1.0)  # of those that pass a gate, the part that passes the next one
+LEAST = 0.02  # the smallest share of all images for which a step is worth having
 FOLDS = 5
 STEPS = 4
 FIRSTS, BEAM, FINALISTS = 6, 6, 12
@@ -77,24 +74,24 @@ class Chooser:
         costs = [self.cost(c) for c in finalists]
         alone = [c for name, c in self.usual.items() if len(c.networks) == 1 and len(c.groups) < 3 and c in finalists]
         known = set(self.usual.values())
+        quality = cache(lambda candidate: self.quality(candidate, rows))
         while True:
             standard = [i for i, c in enumerate(finalists) if c in known]
             index = one_standard_error(losses, costs, standard)
             chosen = finalists[index]
-            if chosen in alone or not self._beaten(chosen, costs[index], alone, rows):
+            if chosen in alone or not self._beaten(chosen, costs[index], alone, quality):
                 self.advance(1, "")
                 return chosen
             finalists.pop(index)
             costs.pop(index)
             losses = np.delete(losses, index, 1)
 
-    def _beaten(self, chosen: Candidate, cost: float, alone: Sequence[Candidate], rows: Rows) -> bool:
+    def _beaten(
+        self, chosen: Candidate, cost: float, alone: Sequence[Candidate], quality: Callable[[Candidate], float]
+    ) -> bool:
         """Whether a single network, plain or flipped, has a better metric at no more cost."""
         rivals = [c for c in alone if self.cost(c) <= cost * (1 + 1e-9)]
-        if not rivals:
-            return False
-        own = self.quality(chosen, rows)
-        return any(self.quality(rival, rows) > own for rival in rivals)
+        return any(quality(rival) > quality(chosen) for rival in rivals)
 
     def quality(self, candidate: Candidate, rows: Rows) -> float:
         """The metric on these images, higher is better."""
@@ -121,11 +118,11 @@ class Chooser:
         valid = None if self.outcomes.valid is None else self.outcomes.valid[rows]
         every = np.ones(len(rows), dtype=bool)
         if not parts:
-            loss, best = _gated_losses(candidate, steps, before, valid, every)
+            loss, best = gated_losses(candidate, steps, before, valid, every)
             return loss[best]
         found = np.empty(len(rows))
         for held in parts:
-            loss, best = _gated_losses(candidate, steps, before, valid, ~held)
+            loss, best = gated_losses(candidate, steps, before, valid, ~held)
             found[held] = loss[best, held]
         return found
 
@@ -163,7 +160,10 @@ class Chooser:
         return self._tiled[key]
 
     def safe(self, candidate: Candidate, ceiling: float, images: int) -> tuple[float, ...] | None:
-        """Its shares, brought down until new images exceed the ceiling in at most 5 % of draws; None: never."""
+        """Its shares, brought down until as many new images exceed the ceiling in at most 5 % of draws.
+
+        None where they are too small to be worth a step.
+        """
         prices = self.prices(candidate)
         if prices[0] > ceiling + 1e-9:
             return None
@@ -174,7 +174,7 @@ class Chooser:
                 return None
             if found:
                 found = tuple(map(min, found, self._safe_shares(self.time_ratio, times, candidate.shares, images)))
-        return found if min(found, default=1.0) > 0 else None
+        return found if min(found, default=1.0) >= LEAST else None
 
     def _safe_shares(
         self, ceiling: float, prices: Sequence[float], shares: tuple[float, ...], images: int
@@ -183,14 +183,14 @@ class Chooser:
         if key not in self._safe:
             full = prices[0] + sum(p * s for p, s in zip(prices[1:], shares, strict=True))
             fits = min(shares) == 1 and full <= ceiling + 1e-9
-            self._safe[key] = shares if fits else safe_shares(ceiling, prices[0], prices[1:], shares, images)
+            self._safe[key] = shares if fits else safe_shares(ceiling, prices[0], prices[1:], shares, images, images)
         return self._safe[key]
 
     def fits_tiles(self, candidate: Candidate, ceiling: float, rows: Rows) -> bool:
         """The same for gates with tiles, whose cost is not proportional to the share."""
         costs = torch.stack([self._tile_costs(candidate, k) for k, _ in self._steps(candidate)]).sum(0)[rows]
         first = self.prices(candidate)[0]
-        error = float(costs.std()) / max(1, len(rows)) ** 0.5
+        error = float(costs.std()) * (2 / max(1, len(rows))) ** 0.5  # of these images, and of as many new ones
         return first + float(costs.mean()) + ONE_SIDED * error <= ceiling + 1e-9
 
     def _combine(self, networks: int) -> str:
@@ -210,6 +210,7 @@ class _Search:
         self.chooser, self.ceiling, self.rows = chooser, ceiling, rows
         self.scored: dict[Candidate, float] = {}
         self.gated = bool(chooser.outcomes.measures)
+        self.least = max(LEAST, 1 / len(rows))
 
     def finalists(self) -> list[Candidate]:
         """The best candidates with several shares each, and what people do."""
@@ -262,7 +263,7 @@ class _Search:
         found = []
         for candidate in beam:
             for groups in self.chooser.space.extensions(candidate.groups):
-                other = groups[0].network not in candidate.networks
+                other = groups[0].network not in candidate.networks and self.chooser.task.classes
                 for join in ("average", "replace") if other else ("average",):
                     made = self.chooser.combine_for(candidate.added(Step(groups, join=join)))
                     found += [c for c in self._with_shares(made) if self._score(c) < self.scored[candidate]]
@@ -292,7 +293,7 @@ class _Search:
             safe = self.chooser.safe(wanted, self.ceiling, len(self.rows))
             if safe is not None:
                 found += [candidate.with_shares(tuple(scale * s for s in safe)) for scale in scales]
-        return found
+        return [c for c in found if min(c.shares) >= self.least]
 
     def _tile_patterns(self, candidate: Candidate) -> list[Candidate]:
         """One gate with tiles, right after a single plain pass."""
@@ -332,42 +333,7 @@ class _Search:
         first = candidate.shares[0]
         factors = [share / first for share in SHARES if share < first]
         made = [candidate.with_shares(tuple(f * s for s in candidate.shares)) for f in factors]
-        return [c for c in made if min(c.shares) * len(self.rows) >= 1]
-
-
-def _gated_losses(
-    candidate: Candidate,
-    steps: Sequence[Array],
-    before: Sequence[Array | None],
-    valid: NDArray[np.bool_] | None,
-    fit: NDArray[np.bool_],
-) -> tuple[Array, int]:
-    """Losses (B, n) behind thresholds from the images `fit`, and which of B temperatures suits those best.
-
-    Args:
-        steps: losses (B, n, Q) after each step without gates.
-        before: confidence (n, Q) before each further step; None where everything goes on that came so far.
-        valid: (n, Q), which pixels count; None: all.
-    """
-    loss = steps[0]
-    passing = np.ones(loss.shape[1:], dtype=bool) if valid is None else valid
-    units = int(passing[fit].sum())
-    for step, after, confidence in zip(candidate.steps[1:], steps[1:], before, strict=True):
-        if confidence is not None:
-            below = _kth(confidence[fit][passing[fit]], round(step.share * units))
-            passing = passing & (confidence < below)
-        loss = np.where(passing, after, loss)
-    each = loss[..., 0] if valid is None else loss.sum(2) / np.maximum(1, valid.sum(1))
-    return each, int(each[:, fit].mean(1).argmin())
-
-
-def _kth(values: Array, count: int) -> float:
-    """The value that `count` of these are below."""
-    if count <= 0 or not len(values):
-        return -np.inf
-    if count >= len(values):
-        return np.inf
-    return float(np.partition(values, count)[count])
+        return [c for c in made if min(c.shares) >= self.least]
 
 
 def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:
@@ -380,28 +346,3 @@ def fold_of(clusters: Rows, folds: int, seed: int) -> Rows:
         found[cluster] = load.argmin()
         load[found[cluster]] += sizes[cluster]
     return found[number]
-
-
-def build(candidate: Candidate, pool: Pool, name: str = "") -> Recipe:
-    """A candidate as a recipe: thresholds and temperatures come from the images of the pool."""
-    task = TASKS[pool.task]
-    tile = pool.maps.gate if pool.maps is not None else None
-    gates: list[Gate | None] = [None]
-    shares = []
-    for before, share in pairwise((1.0, *candidate.shares)):
-        gate = None
-        if share < before:
-            shares.append(share)
-            gate = Gate(candidate.by, share=share) if tile is None else replace(tile, share=share, below=None)
-        gates.append(gate)
-    labels = pool.targets.long() if pool.task == "classification" else None
-    temperatures = None
-    if labels is not None and len(candidate.networks) > 1:
-        plain = {g.network: pool.passes(g)[0] for g in pool.groups if g.plain}
-        temperatures = {name: fit_temperature(plain[name], labels) for name in candidate.networks}
-    recipe = recipe_of(candidate, task.name, gates, temperatures, name)
-    done = simulate(pool, recipe, shares)
-    recipe = recipe.changed(stages=done.stages)
-    if labels is not None and len(candidate.groups) > 1:
-        recipe = recipe.changed(temperature=safe_temperature(done.outputs, labels))
-    return recipe

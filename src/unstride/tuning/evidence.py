@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unstride.evaluation.decisions import Decision, cost_interval, decide
+from unstride.evaluation.decisions import cost_interval
+from unstride.evaluation.findings import slower_than_cost
 from unstride.evaluation.intervals import ConfidenceInterval, PairedCounts, cross_validated
 from unstride.evaluation.labelled import Data
 from unstride.evaluation.measuring import Variant, measure
-from unstride.evaluation.metric_names import margin_of, unit_of
 from unstride.evaluation.rows import COST_UNIT, Row
 from unstride.evaluation.scoring import Scoring
-from unstride.evaluation.timing import SLOWER, TimeRatio
+from unstride.evaluation.timing import TimeRatio
 from unstride.execution.prediction import TIME_UNIT
 from unstride.pipeline import Pipeline
 from unstride.recipe.files import to_data
@@ -30,12 +30,13 @@ from unstride.storage.provenance import provenance
 from unstride.tasks.tasks import TASKS
 from unstride.tasks.temperature import fit_temperature
 from unstride.tuning.candidates import PassGroup, groups_of_recipe
-from unstride.tuning.choose import FOLDS, Chooser, Rows, build, fold_of
+from unstride.tuning.choose import FOLDS, Chooser, Rows, fold_of
 from unstride.tuning.pool import Pool, PoolStore
-from unstride.tuning.simulate import Simulated, can_simulate, plain_outputs, simulate
+from unstride.tuning.simulate import Simulated, build, can_simulate, plain_outputs, simulate
 from unstride.views.source import place
 
 Z = 1.96  # standard errors of a 95 % interval
+TUNED = "tuned for "  # and the ceiling: the name of a recipe
 Stats = dict[str, Any]
 
 
@@ -54,16 +55,6 @@ class Baseline:
     recipe: Recipe
     stats: Stats
     cost: float
-
-
-@dataclass(frozen=True, eq=False)
-class CrossValidation:
-    """A tuned recipe beside the baseline: each image by a recipe that was chosen without it."""
-
-    row: Row
-    stats: Stats
-    gain: ConfidenceInterval
-    cost: ConfidenceInterval
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,12 +139,12 @@ class Evidence:
         )
 
     def _cost(self, recipe: Recipe, done: Simulated) -> ConfidenceInterval:
-        """The expected mean cost on new images."""
+        """The expected mean cost on as many new images, with the interval that holds it."""
         costs = done.costs
         if not done.passed:
             return _fixed(done.cost)
         if TASKS[recipe.task].maps:
-            arm = Z * float(costs.std()) / len(costs) ** 0.5
+            arm = Z * float(costs.std()) * (2 / len(costs)) ** 0.5
             return ConfidenceInterval(done.cost, max(0.0, done.cost - arm), done.cost + arm)
         groups = groups_of_recipe(recipe, self.pool.groups)
         assert groups is not None
@@ -164,7 +155,7 @@ class Evidence:
                 prices.append(0.0)
                 shares.append(passed[len(shares) - 1])
             prices[-1] += sum(float(self.pool.costs(g).mean()) for g in own)
-        return cost_interval(prices[0], prices[1:], shares[1:], len(self.pool))
+        return cost_interval(prices[0], prices[1:], shares[1:], len(self.pool), len(self.pool))
 
     def _seconds(self, recipe: Recipe, done: Simulated) -> float | None:
         """Of an image, from the times of the passes."""
@@ -205,7 +196,8 @@ class Evidence:
             if against is None or str(against) in (name, short, spec):
                 return short, Recipe((Stage(network=name),), task, name="plain" if name == "base" else short)
         recipe = self.pipeline.better.replace(against).recipe
-        return recipe.name or str(against), recipe
+        name = recipe.name or str(against)
+        return f"{name} (before)" if name.startswith(TUNED) else name, recipe
 
     def rows(self, chooser: Chooser, baseline: Baseline) -> tuple[list[Row], dict[str, Stats]]:
         """Each network alone, with a flip, all together, several scales: what a user would do otherwise."""
@@ -223,14 +215,13 @@ class Evidence:
         return rows, stats
 
     # -- the test
-    def test(self, chooser: Chooser, written: Recipe, ceiling: float, baseline: Baseline) -> CrossValidation:
+    def test(self, chooser: Chooser, written: Recipe, ceiling: float, baseline: Baseline) -> tuple[Row, Stats]:
         """Choose on the other folds, answer for each fold, compare with the baseline."""
         done = simulate(self.pool, written)
-        cost, name = self._cost(written, done), f"tuned for {ceiling:g}"
+        cost, name = self._cost(written, done), f"{TUNED}{ceiling:g}"
         if written.stages == baseline.recipe.stages:
             gain = self.scoring.gain(baseline.stats, baseline.stats, self.groups)
-            row = self._row(name, baseline.stats, cost, written, baseline, gain)
-            return CrossValidation(row, baseline.stats, gain, cost)
+            return self._row(name, baseline.stats, cost, written, baseline, gain), baseline.stats
         outputs = torch.empty_like(done.outputs)
         for k in np.unique(self.folds):
             fit, held = np.flatnonzero(self.folds != k), np.flatnonzero(self.folds == k)
@@ -238,8 +229,7 @@ class Evidence:
         stats = self.stats(outputs)
         gain = self.scoring.gain(baseline.stats, stats, self.groups)
         gain = cross_validated(gain, self._change(stats, self.stats(done.outputs)))
-        row = self._row(name, stats, cost, written, baseline, gain, self._seconds(written, done))
-        return CrossValidation(row, stats, gain, cost)
+        return self._row(name, stats, cost, written, baseline, gain, self._seconds(written, done)), stats
 
     def _held_out(self, chooser: Chooser, ceiling: float, fit: Rows, held: Rows) -> Tensor:
         """What a recipe that was chosen on some images returns for others."""
@@ -257,15 +247,10 @@ class Evidence:
             return PairedCounts.from_correct(own, other).standard_error
         return self.scoring.gain(stats, written, self.groups).width / (2 * Z)
 
-    def decide(self, test: CrossValidation, baseline: Baseline, margin: float | None) -> Decision:
-        metric = self.scoring.metric
-        value = float(self.scoring.value(baseline.stats))
-        bound = margin_of(metric, margin, value)
-        cost = test.cost.estimate / baseline.cost
-        return decide(test.gain, len(self.pool), cost, bound, baseline.name, *unit_of(metric))
-
     # -- notes
-    def notes(self, test: CrossValidation, baseline: Baseline, recipe: Recipe, time: TimeRatio | None) -> list[str]:
+    def notes(
+        self, row: Row, rows: Sequence[Row], stats: Stats, baseline: Baseline, recipe: Recipe, time: TimeRatio | None
+    ) -> list[str]:
         found = self._sizes(recipe)
         names = self.names
         found += [f"{n} is {names[n]}." for n in recipe.networks if n != names[n] and n != "base"]
@@ -273,8 +258,9 @@ class Evidence:
             found.append("Cost is measured time: the multiply-accumulates of these networks cannot be counted.")
         if time is not None:
             found.append(f"Measured time: {time} of {names['base']}.")
-        found += self._slow(test, time)
-        return found + self._disagreement(test, baseline)
+        if slow := slower_than_cost(row, rows):
+            found.append(f"{slow[0].upper()}{slow[1:]}")
+        return found + self._disagreement(row, stats, baseline)
 
     def _sizes(self, recipe: Recipe) -> list[str]:
         """Sizes as they run: views are rounded."""
@@ -291,25 +277,13 @@ class Evidence:
             )
         return found
 
-    def _slow(self, test: CrossValidation, time: TimeRatio | None) -> list[str]:
-        base = float(self.pool.seconds[0])
-        if self.pool.timed or test.row.seconds is None or not base:
-            return []
-        ratio = time.ratio.estimate if time is not None else test.row.seconds / base
-        if ratio <= SLOWER * test.cost.estimate:
-            return []
-        return [
-            f"Time is about {ratio:.2f}x that of {self.names['base']}, and cost {test.cost.estimate:.2f}x."
-            " Small networks and views of other sizes leave the processor waiting."
-        ]
-
-    def _disagreement(self, test: CrossValidation, baseline: Baseline) -> list[str]:
+    def _disagreement(self, row: Row, stats: Stats, baseline: Baseline) -> list[str]:
         """Where NLL and accuracy disagree, both are shown."""
-        if self.pool.task != "classification" or self.scoring.metric != "accuracy":
+        if self.pool.task != "classification" or self.scoring.metric != "accuracy" or row.gain is None:
             return []
-        change = np.asarray(self.scoring.loss(test.stats)) - np.asarray(self.scoring.loss(baseline.stats))
+        change = np.asarray(self.scoring.loss(stats)) - np.asarray(self.scoring.loss(baseline.stats))
         mean, arm = float(change.mean()), Z * float(change.std(ddof=1)) / len(change) ** 0.5
-        if mean * test.gain.estimate <= 0 or abs(mean) <= arm:
+        if mean * row.gain.estimate <= 0 or abs(mean) <= arm:
             return []
         direction = "lower" if mean < 0 else "higher"
         return [

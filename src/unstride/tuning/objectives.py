@@ -7,7 +7,7 @@ and the confidence before it, are all that choosing needs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ CLASSES = 48  # the most probable ones of each image and its label: enough to ch
 SHARPER = (0.7, 0.85, 1.0, 1.2, 1.4, 1.7)  # what combined logits are multiplied by; the best fits the images
 KEPT = 1 << 29  # bytes of outcomes
 OBJECTIVES = ("nll", "accuracy")
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,3 +240,39 @@ def _table_for(outcomes: Outcomes) -> _Table:
     if outcomes.pool.task == "classification":
         return ClassTable(outcomes)
     return PixelTable(outcomes) if outcomes.pool.task == "segmentation" else TaskTable(outcomes)
+
+
+# ---------------------------------------------------------------- behind gates
+def gated_losses(
+    candidate: Candidate,
+    steps: Sequence[Array],
+    before: Sequence[Array | None],
+    valid: NDArray[np.bool_] | None,
+    fit: NDArray[np.bool_],
+) -> tuple[Array, int]:
+    """Losses (B, n) behind thresholds from the images `fit`, and which of B temperatures suits those best.
+
+    Args:
+        steps: losses (B, n, Q) after each step without gates.
+        before: confidence (n, Q) before each further step; None where everything goes on that came so far.
+        valid: (n, Q), which pixels count; None: all.
+    """
+    loss = steps[0]
+    passing = np.ones(loss.shape[1:], dtype=bool) if valid is None else valid
+    units = int(passing[fit].sum())
+    for step, after, confidence in zip(candidate.steps[1:], steps[1:], before, strict=True):
+        if confidence is not None:
+            below = _kth(confidence[fit][passing[fit]], round(step.share * units))
+            passing = passing & (confidence < below)
+        loss = np.where(passing, after, loss)
+    each = loss[..., 0] if valid is None else loss.sum(2) / np.maximum(1, valid.sum(1))
+    return each, int(each[:, fit].mean(1).argmin())
+
+
+def _kth(values: Array, count: int) -> float:
+    """The value that `count` of these are below."""
+    if count <= 0 or not len(values):
+        return -np.inf
+    if count >= len(values):
+        return np.inf
+    return float(np.partition(values, count)[count])

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unstride.errors import OptionError, SpecError, UnstrideWarning
@@ -78,28 +80,41 @@ def partners_of(spec: str) -> tuple[Published, ...]:
     return tuple(found[:MOST])
 
 
-def with_partners(models: Any, how: str) -> list[LoadedModel]:
-    """A network by SPEC with its partners, the given one first. Those that cannot be fetched are named."""
+def with_partners(models: Any, how: str, weights: str | Path | None = "default") -> list[LoadedModel]:
+    """A network by SPEC with its partners, the given one first. Those that cannot be fetched are named.
+
+    Args:
+        weights: of the given network. Partners have pretrained ones, or random ones beside random ones.
+    """
     if how != "auto":
         raise OptionError(f"partners: got {how!r}, expected 'auto'.")
     several = list(models) if isinstance(models, list | tuple) else [models]
     if len(several) != 1 or not isinstance(several[0], str):
         raise OptionError("partners: 'auto' is for one network given by SPEC, such as 'timm:resnet50'.")
-    found = [load(several[0])]
+    partners = partners_of(several[0])
+    if not partners:
+        raise OptionError(f"partners: the table has no network much cheaper than {several[0]}. Name two networks.")
+    print(f"partners of {several[0]}: {_listed(partners)}", file=sys.stderr)
+    try:
+        found = [load(several[0], weights)]
+    except SpecError as error:
+        raise SpecError(f"{error}. Partners to try where a hub can be reached: {_listed(partners)}.") from error
     missing = []
-    for partner in partners_of(several[0]):
+    for partner in partners:
         try:
-            found.append(load(partner.spec))
+            found.append(load(partner.spec, "random" if weights == "random" else "default"))
         except SpecError:
-            missing.append(str(partner))
+            missing.append(partner)
     if missing:
         warnings.warn(
             UnstrideWarning(
-                f"partners: cannot fetch {', '.join(missing)}. Try them where a hub can be reached, "
+                f"partners: cannot fetch {_listed(missing)}. Try them where a hub can be reached, "
                 "or name networks whose weights are here."
             ),
             stacklevel=3,
         )
-    taken = ", ".join(loaded.spec for loaded in found[1:])
-    print(f"partners of {several[0]}: {taken or 'none'}", file=sys.stderr)
     return found
+
+
+def _listed(partners: Sequence[Published]) -> str:
+    return ", ".join(map(str, partners))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,16 +94,22 @@ def _moved(passes: Sequence[Sequence[Any]], base_macs: int, keep_base: bool = Fa
 
 
 def usable_groups(
-    runner: PassRunner, source: Source, groups: Sequence[PassGroup]
+    runner: PassRunner, source: Source, groups: Sequence[PassGroup], ceiling: float = math.inf
 ) -> tuple[list[PassGroup], dict[str, list[str]]]:
     """The groups that the networks take, tried on one image; the others by their reason.
 
-    A network that does not take its plain pass is an error.
+    A network that does not take its plain pass is an error. One that costs more than the ceiling runs on few images
+    only: it is left without views of other sizes, which cost more still.
     """
     kept: list[PassGroup] = []
     refused: dict[str, list[str]] = {}
+    macs: dict[str, int] = {}  # of the plain pass of each network, the first one's first
     one = source.rows([0])
     for group in groups:
+        resized = any(op.name == "Size" for op in group.view.ops)
+        if resized and macs[group.network] > ceiling * next(iter(macs.values())):
+            refused.setdefault("the network costs more than the ceiling", []).append(str(group))
+            continue
         try:
             values = runner.run(one, [group])[group]
         except UnstrideError as error:
@@ -112,6 +119,7 @@ def usable_groups(
             continue
         if len(values["output"]):
             kept.append(group)
+            macs.setdefault(group.network, int(values["macs"][0]))
         else:
             refused.setdefault("the network has no strided layers that could be moved", []).append(str(group))
     return kept, refused

@@ -90,7 +90,6 @@ class Tuned:
         gain = self.decision.gain
         return {
             "verdict": str(self.decision),
-            "proved": self.decision.verdict == "use",
             "decision": self.decision.verdict,
             "baseline": self.decision.baseline,
             "metric": self.row.metric,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from unstride.execution.record import Combine
 from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Stage
 from unstride.tasks.tasks import TASKS
-from unstride.tuning.candidates import Groups, PassGroup, groups_of_recipe
+from unstride.tasks.temperature import fit_temperature, safe_temperature
+from unstride.tuning.candidates import Candidate, Groups, PassGroup, groups_of_recipe, recipe_of
 from unstride.tuning.pool import Pool
 
 
@@ -146,3 +148,28 @@ def _simulate_maps(pool: Pool, recipe: Recipe, groups: Sequence[Groups], shares:
 def plain_outputs(pool: Pool, network: str) -> Tensor:
     """Of a network alone, (N, ...)."""
     return pool.passes(PassGroup(network))[0]
+
+
+def build(candidate: Candidate, pool: Pool, name: str = "") -> Recipe:
+    """A candidate as a recipe: thresholds and temperatures come from the images of the pool."""
+    task = TASKS[pool.task]
+    tile = pool.maps.gate if pool.maps is not None else None
+    gates: list[Gate | None] = [None]
+    shares = []
+    for before, share in pairwise((1.0, *candidate.shares)):
+        gate = None
+        if share < before:
+            shares.append(share)
+            gate = Gate(candidate.by, share=share) if tile is None else replace(tile, share=share, below=None)
+        gates.append(gate)
+    labels = pool.targets.long() if pool.task == "classification" else None
+    temperatures = None
+    if labels is not None and len(candidate.networks) > 1:
+        plain = {g.network: pool.passes(g)[0] for g in pool.groups if g.plain}
+        temperatures = {name: fit_temperature(plain[name], labels) for name in candidate.networks}
+    recipe = recipe_of(candidate, task.name, gates, temperatures, name)
+    done = simulate(pool, recipe, shares)
+    recipe = recipe.changed(stages=done.stages)
+    if labels is not None and len(candidate.groups) > 1:
+        recipe = recipe.changed(temperature=safe_temperature(done.outputs, labels))
+    return recipe

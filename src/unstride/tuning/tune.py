@@ -17,8 +17,10 @@ from unstride.errors import DataError, OptionError, UnstrideWarning
 from unstride.evaluation.findings import key_sample
 from unstride.evaluation.labelled import Data, groups_of, open_labelled, scoring_of
 from unstride.evaluation.measuring import first_image
+from unstride.evaluation.rows import decision_of
 from unstride.evaluation.scoring import Scoring
 from unstride.evaluation.timing import TimeRatio, time_ratio
+from unstride.execution.independence import warn_of_batch_dependence
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.recipe import Recipe
@@ -26,13 +28,14 @@ from unstride.storage.distributed import World, launched, world
 from unstride.storage.progress import progress as show_progress
 from unstride.tasks.tasks import TASKS
 from unstride.tuning.candidates import PassGroup, SearchSpace, pool_groups
-from unstride.tuning.choose import FOLDS, Chooser, build
-from unstride.tuning.evidence import Baseline, Evidence, short_names
+from unstride.tuning.choose import FOLDS, Chooser
+from unstride.tuning.evidence import TUNED, Baseline, Evidence, short_names
 from unstride.tuning.objectives import OBJECTIVES, Outcomes
 from unstride.tuning.passes import PassRunner, usable_groups
 from unstride.tuning.pool import Pool, PoolStore, gather_pool
 from unstride.tuning.reading import LabelledReader, pil_pairs
 from unstride.tuning.result import Tuned
+from unstride.tuning.simulate import build
 from unstride.tuning.unlabelled import GatesOnly, set_gates, without_labels
 from unstride.views.source import Canvas, PILImages, Source
 
@@ -73,7 +76,8 @@ def tune(
             forward pass of the first one.
         data: labelled images: KIND:PATH (see `unstride.data`), a Dataset, or batches of (images, labels). Images
             without labels (a folder, PIL images, a tensor) only set the gates for the cost.
-        cost: the mean cost of an image, which new images exceed in at most 5 % of draws. It may be below 1.
+        cost: the mean cost of an image. As many new images as are labelled exceed it in at most 5 % of draws. It may
+            be below 1.
         against: the baseline: a network by name or SPEC, or a recipe. By default the first network alone.
         margin: the loss that is acceptable where the recipe is cheaper, in the metric's unit; by default half a point.
         metric: the one that decides, such as "Dice"; by default the usual one of the task.
@@ -91,7 +95,7 @@ def tune(
     if partners is not None:
         from unstride.tuning.partners import with_partners
 
-        models = with_partners(models, partners)
+        models = with_partners(models, partners, weights)
     if without_labels(data):
         return set_gates(models, data, cost, task=task, weights=weights, device=device, limit=limit, progress=progress)
     show = progress and launched().leads
@@ -101,17 +105,20 @@ def tune(
     pipeline, images = open_labelled(models, data, task=task, limit=limit, split=split, weights=weights, device=device)
     scoring = scoring_of(pipeline, images, metric)
     groups = groups_of(images, group)
+    ceilings = sorted({*map(float, frontier), float(cost)})
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = stack.enter_context(_cache_folder(cache, us))
-        store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), show)
-        usable, notes = usable_passes(pipeline, images)
+        example = first_image(images)[None].to(*place(pipeline.better.model))
+        if us.leads:
+            warn_of_batch_dependence(pipeline.better.networks, example)
+        store = PoolStore(pipeline, images, folder, example, show)
+        usable, notes = usable_passes(pipeline, images, ceilings[-1])
         pool = gather_pool(store, usable, us, batch_size, show)
         _check_pool(pool, objective)
         evidence = Evidence.of(pipeline, images, pool, scoring, groups, seed)
         baseline = evidence.baseline(against, store, us, batch_size, show)
         tuning = _Tuning(evidence, baseline, objective, max_time_ratio, seed, margin)
-        ceilings = sorted({*map(float, frontier), float(cost)})
         with show_progress("choosing", len(ceilings) * (FOLDS + 1), show) as advance:
             return tuning.tuned(float(cost), ceilings, notes, advance)
 
@@ -151,15 +158,15 @@ def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
 
 
 # ---------------------------------------------------------------- which passes
-def usable_passes(pipeline: Pipeline, data: Data) -> tuple[list[PassGroup], list[str]]:
-    """The groups of passes that the networks take, and what is left out."""
+def usable_passes(pipeline: Pipeline, data: Data, ceiling: float) -> tuple[list[PassGroup], list[str]]:
+    """The groups of passes that the networks take and a ceiling allows, and what is left out."""
     better = pipeline.better
     _, source, _ = next(LabelledReader(data, better, 1).batches(range(len(data))))
     names = ["base", *list(pipeline.networks)[1:]]
     prepared = {name: better.networks[name].preprocess or better.preprocess for name in names}
     margins = {name: _margin(source, prepared[name]) for name in names}
     groups = pool_groups(prepared, source.size, pipeline.task, margins)
-    kept, refused = usable_groups(PassRunner(better), source, groups)
+    kept, refused = usable_groups(PassRunner(better), source, groups, ceiling)
     shown = short_names(pipeline)
     notes = [
         f"Left out: {', '.join(_shown(w, shown) for w in what)} ({why.partition('. ')[0]})."
@@ -212,12 +219,11 @@ class _Tuning:
             written = recipe if ceiling == cost else self._written(chooser, ceiling)
             found[ceiling] = written
             tests[ceiling] = evidence.test(chooser, written, ceiling, self.baseline)
-            rows.append(tests[ceiling].row)
-        test = tests[cost]
-        stats[test.row.name] = test.stats
-        decision = evidence.decide(test, self.baseline, self.margin)
+            rows.append(tests[ceiling][0])
+        row, stats[f"{TUNED}{cost:g}"] = tests[cost]
+        decision = decision_of(row, rows, self.margin)
         better = evidence.pipeline.with_recipe(recipe)
-        notes = [*notes, *evidence.notes(test, self.baseline, recipe, time)]
+        notes = [*notes, *evidence.notes(row, rows, stats[row.name], self.baseline, recipe, time)]
         if self.max_time_ratio is not None and time is not None and time.ratio.low > self.max_time_ratio:
             warnings.warn(
                 UnstrideWarning(f"max_time_ratio: the recipe takes {time} of the base model's time."), stacklevel=3
@@ -228,7 +234,7 @@ class _Tuning:
             rows=tuple(rows),
             frontier=found,
             pipeline=better,
-            cost=test.cost,
+            cost=row.cost,
             ceiling=cost,
             notes=tuple(notes),
             time=time,
@@ -242,7 +248,7 @@ class _Tuning:
     def _written(self, chooser: Chooser, ceiling: float) -> Recipe:
         every = np.arange(len(self.evidence.pool))
         candidate = chooser.choose(ceiling, every)
-        return build(candidate, self.evidence.pool, f"tuned for {ceiling:g}")
+        return build(candidate, self.evidence.pool, f"{TUNED}{ceiling:g}")
 
     def _timed(self, chooser: Chooser, cost: float) -> tuple[Recipe, TimeRatio | None]:
         """The recipe, and its measured time where that is bounded: the bound is lowered until the time holds."""

@@ -27,7 +27,7 @@ from unstride.views.source import Canvas, PILImages, as_source
 
 MOST, MOST_MAPS = 1000, 100  # images: enough for a quantile, also of tiles
 TOGETHER, FEWEST = 8, 30  # images
-UNPROVED = "The gates were set without labels: nobody knows whether predictions change for the better."
+UNTESTED = "The gates were set without labels: whether predictions improve was not measured."
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class GatesOnly:
     def __str__(self) -> str:
         task = TASKS[self.recipe.task]
         what = "pixels" if task.maps else "predictions" if task.one_label else "labels"
-        lines = [str(self.calibration), f"{self.changed:.1%} of the {what} change. {UNPROVED}", str(self.recipe)]
+        lines = [str(self.calibration), f"{self.changed:.1%} of the {what} change. {UNTESTED}", str(self.recipe)]
         if self.calibration.images < FEWEST:
             lines.append(f"Pass {FEWEST} images or more: the cost of so few says little of others.")
         return "\n".join(lines)
@@ -51,7 +51,7 @@ class GatesOnly:
         """What a recipe file says about how its recipe was made."""
         numbers = {"images": self.calibration.images, "cost": self.calibration.cost, "changed": self.changed}
         shares = [s.gate.share for s in self.recipe.stages if s.gate is not None and s.gate.share is not None]
-        return {**numbers, "shares": shares, "proved": False, "verdict": UNPROVED}
+        return {**numbers, "shares": shares, "decision": "inconclusive", "verdict": UNTESTED}
 
     def save(self, path: str | Path, anyway: bool = False) -> Path:
         """Write the recipe, marked as not tested."""

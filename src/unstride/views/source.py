@@ -119,7 +119,8 @@ class Canvas:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
             raise InputError(f"images: got {came}, wanted floats (B, C, H, W); for one image pass image.unsqueeze(0)")
         _check_tensor(self.pixels)
-        object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
+        if not isinstance(self.preprocess, Preprocess | None):
+            object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
         height, width = self.pixels.shape[2:]
         top, left, h, w = _box(self.box) if self.box is not None else _centre(self.crop, height, width)
         if not (h > 0 and w > 0 and top >= 0 and left >= 0 and top + h <= height and left + w <= width):
@@ -266,10 +267,9 @@ class PILImages:
     prepared: Mapping[View, Tensor] = field(default_factory=dict)  # views that were rendered ahead
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
         wrong = [type(image).__name__ for image in self.images if not isinstance(image, Image.Image)]
-        if wrong or self.preprocess is None:
-            came = wrong[0] if wrong else "no preprocess"
+        if wrong or not isinstance(self.preprocess, Preprocess):
+            came = wrong[0] if wrong else f"preprocess={self.preprocess!r}"
             raise InputError(f"PILImages: got {came}, wanted PIL images and a Preprocess")
 
     def __len__(self) -> int:
@@ -356,8 +356,9 @@ def check_images(images: Any, what: str = "images", axes: int | None = None) -> 
         axes: spatial axes of the model's input. None also accepts volumes (B, C, D, H, W) and signals (B, C, L).
     """
     shape = SHAPES[axes or 2]
-    if not isinstance(images, Tensor):
-        raise InputError(f"{what}: got {type(images).__name__}, expected a float tensor {shape}")
+    if not isinstance(images, Tensor) or images.is_nested:
+        kind = "a nested tensor" if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"{what}: got {kind}, expected a float tensor {shape}")
     if not (3 if axes is None else 2 + axes) <= images.ndim <= 5:
         one = shape.replace("B, ", "")
         raise InputError(

@@ -86,7 +86,7 @@ def _option_a() -> list[PaperNetwork]:
     ]
 
 
-# Table 3: FCN, "DeepLab" and SegFormer on both data sets. Its numbers for DeepLab are those of DeepLabV3+.
+# Table 6: FCN, "DeepLab" and SegFormer on both data sets. Its numbers for DeepLab are those of DeepLabV3+.
 BOTH = (
     "fcn-r50-d8",
     "fcn-m-v2-d8",
