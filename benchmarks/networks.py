@@ -66,7 +66,7 @@ STUDIES = {
         (0.5, 0.6, 0.7, 1, 1.66, 2, 3),
     ),
     "mobilenet-resnet": Study(
-        "ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 1.6, 2.04), "resnet50"
+        "ImageNet, MobileNetV2 and ResNet-50", ("mobilenetv2", "resnet50"), (1.2, 1.6, 1.93), "resnet50"
     ),
     "cifar": Study(
         "CIFAR-10, ResNet-20 and ResNet-56", ("resnet20", "resnet56"), (0.0612, 0.0816, 0.1224, 0.1632), "resnet56"
