@@ -73,7 +73,7 @@ def units_for(better: Enhanced, passes: Sequence[ExportPass], images: Sequence[T
 
     Passes of a network without states share a unit; those in states have one for each list of states and size.
     """
-    task, chosen = TASKS[better.recipe.task], [Unit("", nn.Identity(), "", (), 0)] * len(passes)
+    task, chosen = TASKS[better.recipe.task], dict[int, Unit]()  # by the number of the pass
     plain: dict[str, list[int]] = {}
     for k, p in enumerate(passes):
         network = _on_cpu(better.networks[p.network])
@@ -94,9 +94,8 @@ def units_for(better: Enhanced, passes: Sequence[ExportPass], images: Sequence[T
         examples = {tuple(images[k].shape[2:]): images[k] for k in own}
         module = NetworkModule(network, task, images[own[0]])
         unit = Unit(name, module, name, tuple(examples.values()), weight_bytes(network.model))
-        for k in own:
-            chosen[k] = unit
-    return chosen
+        chosen |= dict.fromkeys(own, unit)
+    return [chosen[k] for k in range(len(passes))]
 
 
 def _same_states(a: ExportPass, b: ExportPass, x: Tensor, y: Tensor) -> bool:
@@ -209,13 +208,12 @@ def quiet() -> Iterator[None]:
 
 
 def session(model: Any) -> Any:
-    """An onnxruntime session of a model, of its bytes or of a file."""
+    """An onnxruntime session of a model or of a file."""
     runtime = extra("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
-    source = model if isinstance(model, bytes | str) else str(model) if isinstance(model, Path) else None
-    source = model.SerializeToString() if source is None else source
+    source = str(model) if isinstance(model, str | Path) else model.SerializeToString()
     return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
