@@ -11,6 +11,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -125,10 +126,14 @@ def test_examples_run(
     assert capsys.readouterr().out.strip()
 
 
+def without_figures(text: str) -> str:
+    return re.sub(r"[-+]?\d[\d.,]*", "0", text)
+
+
 def kept(output: dict) -> tuple[str, str]:
     """The kind of a cell's output, and its first line without figures."""
     lines = output.get("text") or output["data"]["text/plain"]
-    return output["output_type"], re.sub(r"[-+]?\d[\d.,]*", "0", lines[0])
+    return output["output_type"], without_figures(lines[0])
 
 
 def test_the_notebook_runs_and_keeps_its_outputs() -> None:
@@ -166,12 +171,14 @@ def test_readme_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    names: dict[str, object] = {"__name__": "readme"}
+    names: dict[str, Any] = {"__name__": "readme"}
     try:
         for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             exec(compile(block, "README.md", "exec"), names)
     finally:
         torch.set_num_threads(threads)
+    (printed,) = re.findall(r"^```text\n(.*)\n```$", text, re.MULTILINE)
+    assert without_figures(printed) == without_figures(f"{names['tuned'].decision}")
     lines = [line.split("#")[0].strip() for line in text.splitlines() if re.match(r"unstride \w", line)]
     assert len(lines) >= 5
     for line in lines:

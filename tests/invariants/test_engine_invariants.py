@@ -153,9 +153,9 @@ def test_when_memory_runs_out_the_chunk_is_halved(monkeypatch: pytest.MonkeyPatc
         return real(self, keys, states, segment)
 
     monkeypatch.setattr(type(run), "_chunk", scarce)
-    with pytest.warns(LessAtOnce, match="goes on with fewer") as said:
+    with pytest.warns(LessAtOnce, match="goes on with fewer") as caught:
         (got,) = run.add(requests)
-    assert len(said) == 1 and max(tried) > 2 >= tried[-1]
+    assert len(caught) == 1 and max(tried) > 2 >= tried[-1]
     assert gap(got, wanted) < 1e-12
     tried.clear()
     run.add([(0, s) for s in some_states(net.found, 12)])

@@ -86,6 +86,15 @@ def test_networks_without_classes_are_only_averaged(task):
         Recipe((Stage(), Stage(network="large", join="replace")), task)
 
 
+def test_a_stage_without_a_gate_says_that_it_is_for_the_images_of_the_stage_before():
+    stages = (Stage(), Stage(("flip",), gate=Gate(below=0.5)), Stage(("1.3x",)))
+    assert str(Recipe(stages)).splitlines()[1:4] == [
+        "  1. plain",
+        "  2. where margin below 0.5: flip",
+        "  3. the same images: 1.3x",
+    ]
+
+
 def test_a_recipe_prints_all_that_it_changes():
     assert "temperature 2" in str(get("plain").changed(temperature=2.0))
     assert "bfloat16" in str(get("flip").changed(precision="bfloat16"))

@@ -175,7 +175,10 @@ class Recipe:
         head = f"{self.name or 'recipe'} ({self.task})"
         if self.plain:
             return f"{head}: the base model as it is"
-        lines = [f"  {i}. {stage}" for i, stage in enumerate(self.stages, 1)]
+        lines, gated = list[str](), False
+        for i, stage in enumerate(self.stages, 1):
+            lines.append(f"  {i}. {'the same images: ' if gated and stage.gate is None else ''}{stage}")
+            gated = gated or stage.gate is not None
         other = {"median": "median", "max": "the largest logit of each class"}
         how = other.get(self.combine, f"mean of {self.combine}")
         more = "" if self.temperature == 1 else f", temperature {self.temperature:.4g}"
