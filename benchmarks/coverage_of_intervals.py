@@ -617,6 +617,7 @@ def page(rows: Sequence[Row]) -> str:
     wide = [row for row in simulated if row.holds > HIGHEST and not few(row)]
     narrow = [row for row in simulated if row.holds < LOWEST]
     parts = [narrowing(rows, row) for row in simulated]
+    draws = max((row.draws for row in simulated), default=0)
     lines = [
         "# Do the intervals hold?",
         "",
@@ -627,7 +628,7 @@ def page(rows: Sequence[Row]) -> str:
         f"at most {highest(row.wrong for row in simulated)} % of draws.",
         "",
         "Command: `python -m benchmarks.coverage_of_intervals`. The truth is known, because everything is simulated: "
-        f"{simulated[0].draws:,} draws of 100 to 2,500 images in each case. *Wrong*: the recipe is recommended "
+        f"{draws:,} draws of 100 to 2,500 images in each case. *Wrong*: the recipe is recommended "
         "although it is no better, or cheaper and worse by half a point. *Before*: two Clopper-Pearson intervals, or "
         "the variance of folds after Nadeau and Bengio, whichever is narrower. All rows: "
         "[intervals.csv](intervals.csv).",
@@ -720,14 +721,12 @@ def main() -> None:
         names = [f.name for f in fields(Row)]
         print("| " + " | ".join(names) + " |\n|" + "---|" * len(names))
         for part in args.parts or [part for part in PARTS if part not in REAL]:
-            fresh = []
+            asked = args.studies if part in REAL else [""]
+            rows = [r for r in rows if r.part != part or (part in REAL and r.case.partition(":")[0] not in asked)]
             for row in PARTS[part](args.draws, *([args.assets, args.studies, args.limit] if part in REAL else [])):
-                fresh.append(row)
                 print(printed(row), flush=True)
-            replaced = {(r.part, r.case.partition(":")[0]) if part in REAL else r.part for r in fresh}
-            kept = [r for r in rows if not {r.part, (r.part, r.case.partition(":")[0])} & replaced]
-            rows = sorted([*kept, *fresh], key=lambda r: list(PARTS).index(r.part))
-            write_rows(rows, path)
+                rows = sorted([*rows, row], key=lambda r: list(PARTS).index(r.part))
+                write_rows(rows, path)
     (args.out / PAGE.name).write_text(page(read_rows(path)))
 
 

@@ -73,7 +73,7 @@ class Sizes:
     """Images to train on, passes over them, and images for the commands."""
 
     training: int = 1200
-    scenes: int = 120
+    scenes: int = 80
     epochs: int = 4
     labelled: int = 300
     labelled_scenes: int = 40
@@ -142,18 +142,19 @@ def _segmenter(folder: Path, sizes: Sizes) -> None:
     import segmentation_models_pytorch as smp
 
     scenes, masks = sample.segmentation_sample()
+    masks = (masks > 0).astype(np.uint8)  # background and garment: quickly learned
     for k in range(len(scenes) - sizes.labelled_scenes, len(scenes)):
         for name, pixels in (("images", scenes[k]), ("masks", masks[k])):
             (folder / "scenes" / name).mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(folder / "scenes" / name / f"{k}.png")
-    (folder / "scenes" / "classes.txt").write_text("\n".join(sample.SCENE_CLASSES) + "\n", encoding="utf-8")
-    model = smp.create_model("Unet", "mobilenet_v2", encoder_weights=None, classes=len(sample.SCENE_CLASSES))
+    (folder / "scenes" / "classes.txt").write_text("background\ngarment\n", encoding="utf-8")
+    model = smp.create_model("Unet", "mobilenet_v2", encoder_weights=None, classes=2)
     prepare = models.load("smp:Unet:mobilenet_v2", weights="random").preprocess
     pairs = [
         (prepare(Image.fromarray(scene).convert("RGB")), torch.from_numpy(mask.astype(np.int64)))
         for scene, mask in zip(scenes[: sizes.scenes], masks[: sizes.scenes], strict=True)
     ]
-    _train(model, pairs, sizes, epochs=2 * sizes.epochs, batch=8)
+    _train(model, pairs, sizes, epochs=2 * sizes.epochs, batch=8, rate=2e-3)
     save_file(model.state_dict(), folder / "unet.safetensors")
 
 
@@ -169,13 +170,14 @@ def _train(
     logits: Callable[[nn.Module, Tensor], Tensor] = lambda net, x: net(x),
     epochs: int | None = None,
     batch: int = 64,
+    rate: float = 4e-3,
 ) -> None:
     """Adam with one cycle of the rate; half of the images are flipped."""
     generator = torch.Generator().manual_seed(0)
     epochs = epochs or sizes.epochs
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
     steps = epochs * len(range(0, len(pairs), batch))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=steps + 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps + 1)
     model.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(pairs), generator=generator).split(batch):
@@ -215,7 +217,7 @@ def run(folder: Path, kind: str, code: str) -> str:
 def _ran(folder: Path, command: str | list[str]) -> str:
     if isinstance(command, str):
         command = [sys.executable, "-m", "unstride", *command.split("#")[0].split()[1:]]
-    environment = {**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": str(WIDTH), "NO_COLOR": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )

@@ -20,14 +20,16 @@ from unstride.errors import InputError, OptionError, TaskAssumed
 from unstride.execution.calibrate import Calibration, batches, calibrate, matched_stages, open_run
 from unstride.execution.executors import Network
 from unstride.execution.graph_executor import check_execution
-from unstride.execution.opening import check_networks, is_file, open_recipe, write_fitted
+from unstride.execution.independence import warn_of_batch_dependence
+from unstride.execution.opening import check_budgets, check_networks, is_file, open_recipe, write_fitted
 from unstride.execution.padding import cropped_output, sized
 from unstride.execution.prediction import Prediction
 from unstride.execution.record import Record
 from unstride.execution.runner import StageResult, executors_for, run
-from unstride.graph.capture import exporting, wanted_channels
+from unstride.graph.capture import wanted_channels
 from unstride.graph.evaluation import checked_module
 from unstride.graph.keywords import image_argument
+from unstride.graph.tracing import exporting
 from unstride.method.attention import Attention
 from unstride.models import LoadedModel
 from unstride.models.class_names import class_map
@@ -169,6 +171,7 @@ class Enhanced(nn.Module):
         for executor in executors_for(self.recipe, self.networks):
             for view in views:
                 executor.space(source.rows([0]).render(view))
+        warn_of_batch_dependence(self.networks, source.render(PLAIN))
         return self
 
     def refresh(self) -> None:
@@ -389,12 +392,3 @@ def named_models(model: Any) -> dict[str, Any]:
     if not 1 <= len(named) <= MOST_NETWORKS or not all(isinstance(name, str) and name for name in named):
         raise InputError(f"model: got {len(named)} networks, expected 1 to {MOST_NETWORKS}, each with a name.")
     return named
-
-
-def check_budgets(budgets: Any) -> tuple[int, ...]:
-    """Each budget once, in order."""
-    several = isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes)
-    found = list(budgets)[:4097] if several else []
-    if not found or len(found) > 4096 or any(type(b) is not int or b < 1 for b in found):
-        raise OptionError(f"budgets: got {budgets!s:.60}, expected whole numbers from 1 on, such as [1, 4, 10].")
-    return tuple(dict.fromkeys(found))

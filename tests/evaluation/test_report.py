@@ -43,7 +43,10 @@ def test_the_page_of_a_classification(tmp_path, dataset):
     for row in rows:
         assert row.name in text
     assert rows[1].describe_gain().partition(" points")[0] in text
-    assert text.count("</b>") and f"{rows[-1].corrected} corrected, {rows[-1].broken} broken." in text
+    assert text.count('<div class="sides">') == 1  # corrected images beside broken ones
+    sides = re.findall(r">([\d,]+ (?:corrected|broken))</p>", text)
+    counts = {"corrected": rows[-1].corrected, "broken": rows[-1].broken}
+    assert sides == [f"{count} {mark}" for mark, count in counts.items() if count]
 
 
 def test_the_page_of_a_segmentation_shows_strips(tmp_path):
@@ -103,6 +106,6 @@ def test_names_in_the_drawing_do_not_overlap():
     rows = [row("net", None, 1.0), *(row(f"recipe <{k}>", 0.0001 * k, 1 + k / 10) for k in range(20))]
     svg = gain_against_cost(rows, {"recipe <3>"}).decode()
     assert "recipe &lt;19&gt;" in svg and svg.count('class="strong"') == 1
-    heights = sorted(float(y) for y in re.findall(r'<text x="586" y="([\d.]+)">', svg))
+    heights = sorted(float(y) for y in re.findall(r'<text x="546" y="([\d.]+)">', svg))
     assert len(heights) == 21 and min(np.diff(heights)) > 13.9
     assert heights[0] > 0 and heights[-1] < 420

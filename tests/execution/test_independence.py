@@ -64,6 +64,28 @@ def test_nothing_is_left_on_the_model_and_training_models_stay_so() -> None:
     torch.testing.assert_close(dict(training.state_dict()), before)
 
 
+class FromEight(tiny.Net):
+    """Does something else for eight images or more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if len(x) >= 8 else 1)
+
+
+def test_batches_of_two_sizes_are_tried() -> None:
+    assert batch_dependence(FromEight().eval(), IMAGES)
+
+
+def test_tune_and_prepare_warn() -> None:
+    x, y = tiny.images(40)
+    images = torch.from_numpy(x).permute(0, 3, 1, 2).float() / 255
+    batches = [(images[k : k + 8], torch.from_numpy(y[k : k + 8])) for k in range(0, 40, 8)]
+    model = with_batch_statistics()
+    with pytest.warns(UnstrideWarning, match=r"Its module 1 \(BatchNorm2d\)"):
+        unstride.tune(model, batches, cost=1.5, task="classification", progress=False)
+    with pytest.warns(UnstrideWarning, match=r"Its module 1 \(BatchNorm2d\)"):
+        unstride.enhance(model, recipe="flip", task="classification").prepare(images)
+
+
 def test_every_network_is_warned_about() -> None:
     better = unstride.enhance({"base": tiny.net(), "other": Centred().eval()}, recipe="plain")
     with pytest.warns(UnstrideWarning, match="Centred: the answer for an image depends"):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import fitting_nets
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import unstride
-from unstride.errors import ArtefactError, OptionError
+from unstride.errors import ArtefactError, DataError, OptionError
 from unstride.learning.fitting import fit_seeds
 from unstride.method.training import AttentionTraining, Schedule
 from unstride.recipe.files import read
@@ -36,7 +37,7 @@ def test_a_fitted_recipe_is_saved_whole_and_says_how_it_was_made(net, train, hel
     assert stored.recipe.tensors == "a.safetensors"
     assert stored.figures["kept"] == fitted.report.kept
     assert stored.figures["fitted"] == fitted.report.fitted
-    assert {"command", "versions", "threads"} <= set(stored.figures["made"])
+    assert {"command", "versions", "threads", "cpu"} <= set(tomllib.loads(stored.path.read_text())["made"])
     x = held[0][0]
     opened = unstride.enhance(net, recipe=tmp_path / "a.toml")
     torch.testing.assert_close(opened(x), fitted.better(x), atol=1e-5, rtol=1e-5)
@@ -202,6 +203,13 @@ def test_processes_share_the_work_and_agree(tmp_path: Path, method: str) -> None
     assert "done" in one.communicate()[0]
     first, second = written(alone), written(shared)
     assert first["tensors"] == second["tensors"]
-    figures = [{k: v for k, v in read(f / "out.toml").figures.items() if k != "made"} for f in (alone, shared)]
+    figures = [read(f / "out.toml").figures for f in (alone, shared)]
     assert figures[0] == figures[1]
     assert read(alone / "out.toml").recipe == read(shared / "out.toml").recipe
+
+
+def test_an_empty_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="no folder"):
+        unstride.fit("sample", f"folder:{tmp_path / 'none'}", out=tmp_path / "a.toml", progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["none"]

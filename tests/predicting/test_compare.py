@@ -276,3 +276,10 @@ def test_bad_requests_change_nothing(server, data, headers, code):
     for path in ("image/9", "image/-1", "../etc/passwd", "nothing"):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(server.url + path)
+
+
+def test_an_empty_folder_leaves_nothing_behind(pair, tmp_path):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="there is no image"):
+        compare(*pair, tmp_path / "none", tmp_path / "to_label.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["none"]

@@ -159,6 +159,13 @@ def test_a_list_may_begin_with_a_byte_order_mark(tmp_path):
     assert names(f"@{tmp_path / 'list.txt'}") == [str(tmp_path / "a.png")]
 
 
+def test_a_list_that_is_no_utf_8_is_named(tmp_path):
+    photo().save(tmp_path / "a.png")
+    (tmp_path / "list.txt").write_text("a.png\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"list\.txt: it is not a text file in UTF-8"):
+        names(f"@{tmp_path / 'list.txt'}")
+
+
 def test_lists_may_name_lists_but_not_themselves(tmp_path):
     photo().save(tmp_path / "a.png")
     (tmp_path / "one.txt").write_text("@two.txt\n")

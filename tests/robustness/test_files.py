@@ -39,6 +39,16 @@ def test_only_temporary_files_of_dead_processes_are_removed(tmp_path: Path) -> N
     assert [path.exists() for path in (old, held, fresh)] == [False, True, True]
 
 
+def test_what_a_killed_run_left_of_a_file_goes_with_the_next_run(tmp_path: Path) -> None:
+    """Only of this file, and only if no process is writing it."""
+    for name in (".r.toml.x.tmp", ".[r].toml.x.tmp", ".other.toml.x.tmp", "r.toml.x.tmp"):
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (0, 0))
+    files.check_file(tmp_path / "r.toml", "out")
+    files.check_file(tmp_path / "[r].toml", "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".other.toml.x.tmp", "r.toml.x.tmp"]
+
+
 def test_an_evaluation_leaves_the_temporary_files_of_another_alone(tmp_path: Path) -> None:
     evaluate("sample", "sample", recipe="plain", limit=8, out=tmp_path, progress=False)
     folders = {path.parent for path in tmp_path.rglob("*.safetensors")}

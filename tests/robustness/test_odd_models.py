@@ -168,6 +168,65 @@ def test_a_model_that_chooses_branches_has_views_and_says_why_it_has_no_states()
         unstride.enhance(model, **PAPER)(IMAGES)
 
 
+class Changed(SmallNet):
+    """Returns something else than a row for each image, or does something else for some batches."""
+
+    def __init__(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Any:
+        return self.change(super().forward(x), x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y, x: y[:0],
+        lambda y, x: y[:1],
+        lambda y, x: y.mean(0, keepdim=True),
+        lambda y, x: y.T,
+        lambda y, x: torch.cat([y, y]),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["flip", "default"])
+def test_every_output_has_a_row_for_each_image(change: Callable[..., Tensor], recipe: str) -> None:
+    model = seeded(Changed(change))
+    with torch.no_grad():
+        assert torch.equal(unstride.enhance(model, recipe="plain", task="classification")(IMAGES), model(IMAGES))
+    with pytest.raises(CaptureError, match="a row for each image"):
+        unstride.enhance(model, recipe=recipe, task="classification")(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda y, x: y if len(x) < 8 else -y, "batch size < 8"),
+        (lambda y, x: y if x.shape[0] % 2 == 0 else -y, "batch size % 2"),
+        (lambda y, x: y if x.numel() < 100_000 else -y, "branches on the batch size"),
+        (lambda y, x: y if len(x) > 1 else -y, "an image alone and in a batch differ"),
+    ],
+)
+def test_a_branch_on_the_batch_size_is_not_frozen(change: Callable[..., Tensor], why: str) -> None:
+    model = seeded(Changed(change))
+    with pytest.raises(CaptureError, match=why):
+        unstride.enhance(model, **PAPER)(IMAGES)
+    better = unstride.enhance(model, recipe="flip", task="classification")
+    many = torch.randn(9, *IMAGES.shape[1:], generator=torch.Generator().manual_seed(1))
+    for images in (IMAGES, many):
+        with torch.no_grad():
+            expected = (model(images) + model(images.flip(-1))) / 2
+        torch.testing.assert_close(better(images), expected)
+
+
+def test_a_branch_on_the_memory_format_is_not_frozen() -> None:
+    model = seeded(Changed(lambda y, x: y if x.is_contiguous() else -y))
+    better = unstride.enhance(model, IMAGES[:1], recipe="paper", task="classification", budget=1)
+    for images in (IMAGES, IMAGES.to(memory_format=torch.channels_last), IMAGES):
+        with torch.no_grad():
+            torch.testing.assert_close(better(images), model(images), rtol=1e-4, atol=1e-5)
+
+
 class Loud(SmallNet):
     """Scores that overflow."""
 

@@ -12,6 +12,8 @@ def test_it_names_the_command_versions_threads_and_processor(monkeypatch) -> Non
     monkeypatch.setattr(sys, "argv", ["/somewhere/unstride", "evaluate", "a b"])
     record = json.loads(json.dumps(provenance()))
     assert record["command"] == "unstride evaluate 'a b'"
+    monkeypatch.setattr(sys, "argv", ["unstride", "evaluate", "\udcff"])
+    assert provenance()["command"] == r"unstride evaluate '\udcff'"
     assert record["versions"]["torch"] == torch.__version__
     assert {"python", "unstride", "numpy", "pillow"} <= set(record["versions"])
     assert record["threads"] == torch.get_num_threads()

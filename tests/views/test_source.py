@@ -9,7 +9,7 @@ import unstride
 from unstride.errors import InputError, OptionError
 from unstride.recipe.view import PLAIN, parse_view
 from unstride.views.images import Preprocess, open_image
-from unstride.views.source import Canvas, PILImages, as_source, place
+from unstride.views.source import Canvas, PILImages, as_source, check_images, place
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +178,10 @@ X = torch.zeros(1, 3, 8, 8)
 def test_what_cannot_be_used_is_a_clear_error(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_images_that_are_none() -> None:
+    with pytest.raises(InputError, match="a nested tensor"):
+        check_images(torch.nested.nested_tensor([torch.rand(3, 8, 8), torch.rand(3, 8, 8)]))
+    with pytest.raises(InputError, match="0 x 0 pixels"):
+        Preprocess()(Image.new("RGB", (0, 0)))

@@ -1,22 +1,19 @@
-"""(images, labels) in batches: of a data set, as a fit reads it; and a loader's batches, image by image."""
+"""A loader's batches of (images, labels) as a data set, image by image."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from unstride.data import Dataset
 from unstride.errors import DataError, InputError
 from unstride.storage.contents import FileDigests
 from unstride.storage.fingerprint import digest, text_digest
-from unstride.views.images import Preprocess
 from unstride.views.source import check_images
 
 NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them has, and what they are
@@ -25,53 +22,6 @@ NUMBERS = {  # tasks whose labels are no classes: how many axes a batch of them 
     "dense": (3, "a map (B, H, W) of finite numbers, NaN where nothing is known"),
 }
 _CACHED = 8  # batches: readers that run ahead of each other are never so far apart
-
-
-@dataclass(frozen=True, eq=False)
-class Batches:
-    """`Batches(data, 32)`: always in the same order. Images that cannot be read are left out, and named in `errors`.
-
-    chosen      which of the data set's images; all by default
-    preprocess  another than the data set's own
-    """
-
-    data: Dataset
-    size: int
-    chosen: Sequence[int] | None = None
-    preprocess: Preprocess | None = None
-    errors: dict[str, str] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return -(-len(self._indices()) // self.size)
-
-    def _indices(self) -> Sequence[int]:
-        return range(len(self.data)) if self.chosen is None else self.chosen
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        prepare = self.preprocess or self.data.preprocess
-        images: list[Tensor] = []
-        labels: list[int] = []
-        any_read = False
-        for index in self._indices():
-            item = self.data[index]
-            try:
-                opened, target = item.read()
-                image = prepare(opened)
-            except (DataError, OSError) as error:
-                self.errors[item.id] = str(error)
-                continue
-            most = self.size if isinstance(target, int) else 1  # images with masks are large
-            if images and (len(images) >= most or image.shape != images[0].shape):
-                yield torch.stack(images), torch.tensor(labels)
-                images, labels = [], []
-            any_read = True
-            images.append(image)
-            labels.append(target if isinstance(target, int) else 0)  # a mask has no class
-        if images:
-            yield torch.stack(images), torch.tensor(labels)
-        if not any_read:
-            first = next(iter(self.errors.values()), "it is empty")
-            raise DataError(f"{self.data.name}: none of {len(self._indices())} images can be read; the first: {first}")
 
 
 def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tensor]:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
 from unstride.engine.engine import Request
-from unstride.errors import InputError, LessAtOnce, ModelRaised, is_out_of_memory
+from unstride.errors import CaptureError, InputError, LessAtOnce, ModelRaised, is_out_of_memory
 from unstride.execution.graph_executor import Captures
 from unstride.execution.padding import Crop, cropped_output, on_padded, sized
 from unstride.execution.record import ModelOutput, joined_outputs, reshaped
@@ -268,6 +268,12 @@ class ModelPasses:
     def run(self, requests: Sequence[Request]) -> list[Tensor]:
         rows = [i for i, _ in requests]
         whole = rows == list(range(len(self.images)))
+        for target in self.targets:
+            if not self.leaves[target].ndim or len(self.leaves[target]) != len(self.images):
+                raise CaptureError(
+                    f"the model returns {tuple(self.leaves[target].shape)} for {len(self.images)} images; unstride "
+                    "needs a row for each image"
+                )
         return [self.leaves[t] if whole else self.leaves[t][rows] for t in self.targets]
 
     def output(self, state: State, value: Tensor, target: int = 0) -> Tensor:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 EXECUTION = ("auto", "frozen", "compile")
 SIZES = 8  # captured sizes that are kept; the least recently used one goes first
-Key = tuple[Any, ...]  # channels and size, dtype, device
+Key = tuple[Any, ...]  # channels and size, dtype, device, layout
 
 
 @dataclass(eq=False)
@@ -75,8 +75,8 @@ class Captures(dict[Key, Capture]):
         self._calls = count()
 
     def of(self, images: Tensor) -> Capture:
-        """The capture for images of this size, dtype and device. Call `check` first, once per batch."""
-        key = (*images.shape[1:], images.dtype, images.device)
+        """The capture for images of this size, dtype, device and layout. Call `check` first, once per batch."""
+        key = (*images.shape[1:], images.dtype, images.device, _is_channels_last(images))
         found = self.get(key)
         if found is None:
             with self.lock:
@@ -147,6 +147,12 @@ class Captures(dict[Key, Capture]):
     def __reduce__(self) -> Any:
         """A copy captures the model anew: graphs can neither be copied nor sent elsewhere."""
         return Captures, (self.model, self.execution)
+
+
+def _is_channels_last(images: Tensor) -> bool:
+    """Models may ask for it, so that such images have a capture of their own."""
+    is_last = images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
+    return is_last and not images.is_contiguous()
 
 
 def check_execution(execution: Any) -> str:

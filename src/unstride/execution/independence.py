@@ -20,7 +20,7 @@ from unstride.errors import UnstrideWarning
 from unstride.execution.executors import Network
 from unstride.graph.evaluation import evaluating, unwrapped
 
-_BESIDE = 3  # images beside the one that is compared
+_BESIDE, _UNLIKE = 3, 7  # images beside the one that is compared: two sizes of batch
 _ROUNDING = 2**10  # times the precision of the type: what other kernels for another batch size may change
 
 
@@ -57,8 +57,8 @@ def batch_dependence(model: nn.Module, images: Tensor) -> str:
 def _batches(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The first image alone, with its neighbours, and with images that are unlike it in mean and variance."""
     first, others = images[:1], images[1 : 1 + _BESIDE]
-    noise = torch.randn(_BESIDE, *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
-    others = torch.cat([others, noise[len(others) :]])
+    noise = torch.randn(_UNLIKE, *images.shape[1:], generator=torch.Generator().manual_seed(0)).to(images)
+    others = torch.cat([others, noise[len(others) : _BESIDE]])
     return first, torch.cat([first, others]), torch.cat([first, 3 * noise.flip(0) + 2])
 
 

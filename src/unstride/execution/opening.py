@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -118,3 +118,12 @@ def _attention(tensors: dict[str, Tensor], channels: int, heads: int) -> Attenti
     attention = Attention(channels, heads)
     attention.load_state_dict(tensors)
     return attention.requires_grad_(False)
+
+
+def check_budgets(budgets: Any) -> tuple[int, ...]:
+    """Each budget once, in order."""
+    several = isinstance(budgets, Iterable) and not isinstance(budgets, str | bytes)
+    found = list(budgets)[:4097] if several else []
+    if not found or len(found) > 4096 or any(type(b) is not int or b < 1 for b in found):
+        raise OptionError(f"budgets: got {budgets!s:.60}, expected whole numbers from 1 on, such as [1, 4, 10].")
+    return tuple(dict.fromkeys(found))

@@ -105,7 +105,7 @@ def export(
 
     Example: `print(unstride.export(better, "better.onnx"))`
     """
-    path = Path(path)
+    path = files.as_path(path, "path")
     files.check_file(path, "export", FORMATS)
     _check_options(path, from_pixels, quantize, images)
     pipeline = _pipeline(model, recipe, changes)

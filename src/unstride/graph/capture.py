@@ -2,14 +2,9 @@
 
 import contextlib
 import functools
-import io
-import logging
 import os
 import re
-import sys
-import threading
 import traceback
-import warnings
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised, is_out_of_memory
@@ -28,7 +22,8 @@ from unstride.graph.freshness import Freshness
 from unstride.graph.functional import functional
 from unstride.graph.guards import Answers, constant_answers
 from unstride.graph.ops import ancestors
-from unstride.graph.verify import verify
+from unstride.graph.tracing import tracing
+from unstride.graph.verify import verify, verify_alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +138,7 @@ def capture(model: nn.Module, example: Tensor) -> Graph:
         program, asks = _export(net, pair)
         graph = _graph(program, pair, _Tensors(net, before.tensors.values(), originals), self_modified, asks)
         verify(graph, pair, expected)
+        verify_alone(net, graph, pair, expected)
     return graph
 
 
@@ -165,82 +161,42 @@ def model_raised(images: Tensor, error: Exception) -> ModelRaised:
     )
 
 
-_CAPTURING = threading.RLock()  # export changes torch itself while it traces, for all threads
-_EXPORTERS: list[int] = []  # the thread that has the lock
-
-
-class _Silenced:
-    """A stream that drops what one thread writes, and passes on what the others write."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream, self.thread = stream, threading.get_ident()
-
-    def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self.thread else self.stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """The same for log records."""
-        return record.thread != self.thread
-
-
-@contextlib.contextmanager
-def _without_output() -> Iterator[None]:
-    """Export prints whole graphs when it fails; what the user needs is in our error. Other threads are not affected."""
-    silenced: Any = _Silenced(sys.stderr or io.StringIO())
-    names = [name for name in [*logging.root.manager.loggerDict] if name.partition(".")[0] == "torch"]
-    loggers = [logging.root, *map(logging.getLogger, names)]
-    handlers = dict.fromkeys(h for logger in loggers for h in logger.handlers)
-    for handler in handlers:
-        handler.addFilter(silenced.filter)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(silenced):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(silenced.filter)
-
-
-def exporting() -> bool:
-    """Whether this very call is exported or traced. Torch's own flag is of all threads, and captures export, too."""
-    if torch.jit.is_tracing():
-        return True
-    own_export = torch.compiler.is_exporting() and (not _EXPORTERS or _EXPORTERS[-1] == threading.get_ident())
-    return own_export and torch.compiler.is_exporting()  # a capture may have ended between the two questions
-
-
-@contextlib.contextmanager
-def _exporter() -> Iterator[None]:
-    """Known as the thread that exports."""
-    _EXPORTERS.append(threading.get_ident())
-    try:
-        yield
-    finally:
-        _EXPORTERS.pop()
-
-
 def _export(model: nn.Module, pair: Tensor) -> tuple[torch.export.ExportedProgram, bool]:
     """The program, and whether its control flow depends on numbers in the model's tensors."""
     batch = ({0: torch.export.Dim.DYNAMIC},)
-    with _CAPTURING, _without_output(), _exporter():
+    with tracing():
         try:
             program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=False)
+            _check_batch(program)
             return functional(program), False
+        except CaptureError:
+            raise
         except Exception as error:
             first = error
         answers = constant_answers(model, pair)
         # the slower tracer takes a few models that the first one does not
-        with contextlib.nullcontext() if answers is None else Answers(answers), contextlib.suppress(Exception):
-            program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
-            return functional(program), answers is not None
+        try:
+            with contextlib.nullcontext() if answers is None else Answers(answers):
+                program = torch.export.export(model, (pair,), dynamic_shapes=batch, strict=answers is None)
+                _check_batch(program)
+                return functional(program), answers is not None
+        except CaptureError:
+            raise
+        except Exception:  # what the first one says is clearer
+            pass
     reason = next((line for line in str(first).splitlines() if line.strip()), type(first).__name__)
     raise CaptureError(
         f"torch.export cannot capture {type(model).__name__} with a dynamic batch: {reason.strip()[:300]}"
         f"{_line_in_model(first)}. {WITHOUT_STATES}"
     ) from first
+
+
+def _check_batch(program: torch.export.ExportedProgram) -> None:
+    """A CaptureError if the model asks how many images there are: the graph would answer for such a batch alone."""
+    for guard in getattr(program, "_guards_code", ()):
+        if re.search(r"size\(\)\[0\]", guard):
+            asked = re.sub(r"L\[.*?\](\[0\])?\.size\(\)\[0\]", "batch size", guard)
+            raise CaptureError(f"the model branches on the batch size ({asked}). {WITHOUT_STATES}")
 
 
 # What runs around a user's model: torch, this package, Python's own library.
@@ -281,6 +237,8 @@ def _memory(t: Tensor) -> tuple[Any, ...]:
 def _graph(
     program: torch.export.ExportedProgram, pair: Tensor, tensors: _Tensors, self_modified: frozenset[str], asks: bool
 ) -> Graph:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # sympy: only where a graph is captured
+
     signature = program.graph_signature
     state = {**program.state_dict, **program.constants}
     names = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -14,6 +14,8 @@ from unstride.errors import CaptureError
 
 if TYPE_CHECKING:
     from unstride.graph.capture import Graph
+
+_ALONE = 50  # kernels differ between batch sizes, and deep networks magnify that; seeing other images does far more
 
 
 def verify(graph: Graph, pair: Tensor, expected: Any) -> None:
@@ -23,8 +25,7 @@ def verify(graph: Graph, pair: Tensor, expected: Any) -> None:
     """
     both = zip(graph.leaves, pytree.tree_leaves(expected), strict=True)
     wanted = [(n, leaf) for n, leaf in both if isinstance(n, Node) and isinstance(leaf, Tensor)]
-    # Kernels differ between batch sizes, and deep networks magnify that; an image that sees others differs far more.
-    for count, slack in ((2, 1), (1, 50)):
+    for count, slack in ((2, 1), (1, _ALONE)):
         found = graph.outputs(pair[-count:])
         for n, reference in wanted:
             pairs = [(found[n], reference)] if count == 2 else []
@@ -34,6 +35,19 @@ def verify(graph: Graph, pair: Tensor, expected: Any) -> None:
                 difference = gap(value, other)
                 if not difference <= slack * tolerance(other.dtype):
                     raise CaptureError(_why(value, other, difference, count == 2))
+
+
+def verify_alone(net: nn.Module, graph: Graph, pair: Tensor, expected: Any) -> None:
+    """The model itself must give for an image alone what it gave in the pair: it may branch on a batch of one."""
+    try:
+        alone = pytree.tree_leaves(net(pair[-1:].clone()))
+    except Exception:  # it takes several images only
+        return
+    for n, value, reference in zip(graph.leaves, alone, pytree.tree_leaves(expected), strict=True):
+        if isinstance(n, Node) and n in graph.from_image and isinstance(value, Tensor):
+            rows = _rows(value, 1)[0], _rows(reference, 2)[-1]
+            if not (difference := gap(*rows)) <= _ALONE * tolerance(reference.dtype):
+                raise CaptureError(_why(*rows, difference, together=False))
 
 
 def _rows(output: Tensor, count: int) -> Sequence[Tensor]:

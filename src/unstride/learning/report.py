@@ -17,7 +17,6 @@ from unstride.pipeline import Pipeline
 from unstride.recipe.files import check_name, write
 from unstride.recipe.recipe import Recipe
 from unstride.storage.fingerprint import fingerprint
-from unstride.storage.provenance import provenance
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,7 @@ class Fitted:
             beside = path.with_suffix(".safetensors")
             write_fitted(beside, better.attention, better.view_weights, fingerprint(better.model))
             recipe = replace(recipe, tensors=beside.name)
-        figures: Mapping[str, Any] = {**self.report.figures(), "made": provenance()}
-        return write(path, recipe, self.pipeline.stored_networks(), figures)
+        return write(path, recipe, self.pipeline.stored_networks(), self.report.figures())
 
     def __str__(self) -> str:
         random = "\nThe model has random weights, so accuracy means nothing." if self.pipeline.untrained else ""

@@ -26,11 +26,10 @@ from unstride.evaluation.intervals import ConfidenceInterval, gain_from_labels
 from unstride.models.class_names import class_map
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.predicting import labels as label_files
-from unstride.predicting.inputs import ImageInputs
+from unstride.predicting.inputs import ImageInputs, Survey
 from unstride.predicting.labels import NEITHER, LabelRow
 from unstride.predicting.run import predict
 from unstride.predicting.summary import PredictSummary
-from unstride.predicting.tables import as_path
 from unstride.recipe.recipe import Recipe
 from unstride.show.answers import class_name
 from unstride.storage import files, strict_json
@@ -168,7 +167,7 @@ def compare(
         count: write only so many of the disagreements.
         margin: the loss of accuracy that is acceptable where the new recipe is cheaper.
     """
-    out = as_path(out, "out")
+    out = files.as_path(out, "out")
     files.check_file(out, "--out", (".csv",))
     if count is not None and (type(count) is not int or count < 1):
         raise OptionError(f"count: got {count!r}, expected a whole number from 1 on.")
@@ -179,9 +178,12 @@ def compare(
     options = {"weights": weights, "device": device}
     pipelines = [_opened(recipe, model, options) for recipe in (base, new)]
     to_base = _to_base_classes(*pipelines)
+    survey = ImageInputs(images).survey()
+    if survey.count == 0:
+        raise DataError(f"{images}: there is no image")
     folder = out.with_name(out.name + ".runs")
     folder.mkdir(exist_ok=True)
-    runs = [_predicted(pipeline, images, folder, batch_size, progress) for pipeline in pipelines]
+    runs = [_predicted(pipeline, images, survey, folder, batch_size, progress) for pipeline in pipelines]
     answered, differing = _differing(folder, runs, to_base)
     if not answered:
         raise DataError(f"{images}: none of the images could be read or run. The errors are in {runs[0].out}.")
@@ -189,7 +191,7 @@ def compare(
     errors, cost = runs[0].images - answered, _cost(*runs)
     result = Comparison(answered, errors, order, pipelines[0].classes, cost, out, images, seed, count, margin)
     if labels is not None:
-        return replace(result, labels=_labels(result, as_path(labels, "labels")))
+        return replace(result, labels=_labels(result, files.as_path(labels, "labels")))
     label_files.update(out, result.rows())
     return result
 
@@ -222,9 +224,11 @@ def _to_base_classes(base: Pipeline, new: Pipeline) -> dict[int, int]:
     return {k: own for own, k in enumerate(class_map(base.classes, new.classes, new.spec))}
 
 
-def _predicted(pipeline: Pipeline, images: Any, folder: Path, batch_size: int | None, progress: bool) -> PredictSummary:
+def _predicted(
+    pipeline: Pipeline, images: Any, survey: Survey, folder: Path, batch_size: int | None, progress: bool
+) -> PredictSummary:
     """The answers of one recipe in a table that is named by all that they depend on."""
-    key = [pipeline.key(pipeline.base.example()), ImageInputs(images).survey().digest]
+    key = [pipeline.key(pipeline.base.example()), survey.digest]
     table = folder / f"{text_digest(strict_json.loads(strict_json.dumps(key)))[:16]}.jsonl"
     return predict(pipeline, images, table, top=1, batch_size=batch_size, progress=progress)
 

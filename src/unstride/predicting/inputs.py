@@ -148,6 +148,8 @@ def _list(path: Path, walk: InputWalk) -> Iterator[Entry]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:  # as the file system names its files
         for line in lines:
             name = line.strip()
+            if "\0" in name:
+                raise DataError(f"{path}: it is not a text file in UTF-8. Save it as UTF-8, with a path on each line.")
             if name and not name.startswith("#"):
                 yield from _entries(_relative(name, path.parent), walk)
     walk.lists.pop()

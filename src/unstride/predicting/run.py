@@ -14,8 +14,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -31,9 +30,9 @@ from unstride.predicting.parts import BATCH, PART, PartRunner, output_width
 from unstride.predicting.reading import ImageReader
 from unstride.predicting.rows import Columns
 from unstride.predicting.summary import PartList, PredictSummary, TableTotals
-from unstride.predicting.tables import as_path, check_table, write_table
+from unstride.predicting.tables import check_table, write_table
 from unstride.recipe.recipe import Recipe
-from unstride.storage import locks, strict_json
+from unstride.storage import files, locks, strict_json
 from unstride.storage.artefacts import write_file
 from unstride.storage.cache import Cache, RunKey, tell_reused
 from unstride.storage.distributed import World, world
@@ -104,7 +103,7 @@ def predict(
     arguments = {"model": model, "recipe": recipe, "weights": weights, "task": task, "device": device, **changes}
     if not isinstance(ray, str | None) or ray == "":
         raise OptionError(f"ray: got {ray!r:.60}, expected 'local' or the address of a cluster, HOST:PORT.")
-    job = open_job(images, as_path(out, "out"), top, batch_size, **arguments)
+    job = open_job(images, files.as_path(out, "out"), top, batch_size, **arguments)
     with world() as us:
         survey = us.share(job.inputs.survey() if us.leads else Survey(0, ""))
         key = RunKey("predict", job.settings)
@@ -118,7 +117,7 @@ def predict(
         if us.leads and (survey.count is None or survey.count >= _MANY):
             example = job.pipeline.base.example().to(*place(job.pipeline.better.model))
             warn_of_batch_dependence(job.pipeline.better.networks, example)
-        with locks.exclusive(job.folder, us.leads), _nothing_left(job.folder, us):
+        with locks.exclusive(job.folder, us.leads):
             if us.leads:
                 _check_parts(job, key)
             cache = Cache.open(job.folder, key)
@@ -128,17 +127,6 @@ def predict(
             _remove_parts(job.folder)
         assert summary is not None
         return summary
-
-
-@contextmanager
-def _nothing_left(folder: Path, us: World) -> Iterator[None]:
-    """After an error before the first part is done, the folder is removed."""
-    try:
-        yield
-    except BaseException:
-        if us.leads and folder.exists() and not any(folder.rglob("*.safetensors")):
-            _remove_parts(folder)
-        raise
 
 
 def open_job(
@@ -205,6 +193,7 @@ def _shown(job: PredictJob) -> str:
 
 def _finished(job: PredictJob, key: RunKey, survey: Survey) -> PredictSummary | None:
     """What the same run returned when it was done; the table of another run is not written over."""
+    shutil.rmtree(_removed(job.folder), ignore_errors=True)  # of a run that was killed as it ended
     if not job.out.exists() or job.folder.exists():
         return None
     try:
@@ -233,10 +222,14 @@ def _check_parts(job: PredictJob, key: RunKey) -> None:
 
 def _remove_parts(folder: Path) -> None:
     """All at once, so that a crash here leaves no half of a run."""
-    removed = folder.with_name(f".{folder.name}.removed")
+    removed = _removed(folder)
     shutil.rmtree(removed, ignore_errors=True)
     folder.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def _removed(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.removed")
 
 
 # ------------------------------------------------------------------------------------------------------------ the work
@@ -341,5 +334,7 @@ def _join(
         "read": text_digest(totals.read),
         "done": {name: getattr(summary, name) for name in _FIGURES},
     }
-    write_file(job.record, (strict_json.dumps(record) + "\n").encode())
+    record_file = job.folder / job.record.name
+    write_file(record_file, (strict_json.dumps(record) + "\n").encode())
+    os.replace(record_file, job.record)
     return summary

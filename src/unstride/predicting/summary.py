@@ -47,13 +47,13 @@ class PredictSummary:
     def __str__(self) -> str:
         speed = f" ({(self.images - self.before) / max(self.seconds, 1e-9):.1f} images/s)" if not self.already else ""
         plural = "" if self.images == 1 else "s"
-        why = ": see the column `error`" if self.errors else ""
+        failed = f"; {self.errors:,} of them could not be read or run: see the column `error`" if self.errors else ""
         shares = ", ".join(f"{share:.0%}" for share in self.passed)
         gates = f"; {shares} passed the gate{'s' * (len(self.passed) > 1)}" if self.passed else ""
         lines = [
             *(["already done: nothing left to do"] if self.already else []),
-            f"{self.images:,} image{plural}, {self.errors:,} of them could not be read or run{why}{speed}",
-            f"{self.changed:.2%} changed, at a cost of {self.cost:.2f} forward passes each{gates}",
+            f"{self.images:,} image{plural}{speed}{failed}",
+            f"{self.changed:.2%} of the predictions changed; mean cost {self.cost:.2f} forward passes{gates}",
             *([] if self.already else [f"{self.waiting:.0%} of the time was waiting for images"]),
             f"table: {self.out}",
             *([f"masks: {self.masks}"] if self.masks else []),

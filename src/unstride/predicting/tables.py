@@ -19,13 +19,6 @@ FORMATS = (".jsonl", ".csv", ".parquet")
 _GROUP = 1 << 14  # rows of a parquet row group
 
 
-def as_path(value: Any, name: str) -> Path:
-    """The path of a file; an OptionError for anything else."""
-    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
-        raise OptionError(f"{name}: got {value!r:.60}, expected the path of a file.")
-    return Path(value)
-
-
 def check_table(out: Path) -> None:
     """An OptionError if the table cannot be written: before the work."""
     if out.suffix.lower() not in FORMATS:

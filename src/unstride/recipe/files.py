@@ -3,7 +3,8 @@
     write("tuned.toml", recipe, {"base": StoredNetwork("timm:resnet18", fingerprint(model))}, {"gain": 0.9})
     read("tuned.toml").recipe == recipe
 
-What was fitted (attention, view weights per class) is in a safetensors file beside it, named by `tensors`.
+`made` records the command, versions, threads and processor. What was fitted (attention, view weights per class) is in a
+safetensors file beside it, named by `tensors`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from unstride.recipe.recipe import Recipe
 from unstride.recipe.stage import Gate, Near, Search, Stage
 from unstride.storage import strict_json
 from unstride.storage.artefacts import write_file
+from unstride.storage.provenance import provenance
 
 FORMAT = 1
 LIMIT = 1 << 20  # bytes: a recipe is small
 _STATES = {"near": Near, "search": Search}
-_HEAD = ("format", "networks", "figures", "cost_of")
+_HEAD = ("format", "networks", "figures", "cost_of", "made")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def write(
         data["networks"] = {name: _compact(asdict(network)) for name, network in stored.items()}
     if figures:
         data["figures"] = plain_figures(figures)
+    data["made"] = provenance()
     text = strict_json.dumps(data, indent=1) + "\n" if path.suffix == ".json" else _toml(data)
     return write_file(path, text.encode())
 
@@ -304,4 +307,6 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
+    return str(value)

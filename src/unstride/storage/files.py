@@ -4,6 +4,7 @@ check_file(Path("report.html"), "report", (".html",))
 write_atomic(Path("report.html"), page.encode())
 """
 
+import glob
 import os
 import tempfile
 import time
@@ -11,17 +12,28 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from unstride.errors import OptionError
 from unstride.storage import locks
 
 ABANDONED = 60.0  # seconds after which an unlocked temporary file counts as left behind by a killed process
+_NAME = 100  # characters of a file's name that are in that of its temporary file
 _ZIP = b"PK\x03\x04"
 
 
+def as_path(value: Any, name: str) -> Path:
+    """The path that an argument names; an OptionError for anything else."""
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
+        raise OptionError(f"{name}: got {value!r:.60}, expected a path.")
+    return Path(value)
+
+
 def check_file(path: str | Path, name: str, suffixes: Sequence[str] = ()) -> None:
-    """Raise an OptionError if `path` cannot be written. `name` is what the user called it, such as --plot."""
+    """Raise an OptionError if `path` cannot be written. `name` is what the user called it, such as --plot.
+
+    What a killed run left of the file is removed.
+    """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
         raise OptionError(f"{name} {path}: wanted a name that ends in {' '.join(suffixes)}")
@@ -36,6 +48,7 @@ def check_file(path: str | Path, name: str, suffixes: Sequence[str] = ()) -> Non
     except OSError as error:
         raise OptionError(f"{name} {path}: cannot write there ({error.strerror or error})") from error
     _probe(path.parent, path, name)
+    remove_abandoned(path.parent, path.name)
 
 
 def check_folder(path: str | Path, name: str) -> None:
@@ -68,7 +81,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     """`write_atomic` for content written piece by piece; the file appears when the block ends well."""
     path = Path(os.path.realpath(path))  # the target of a link, not the link
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:_NAME]}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file, locks.locked(file):
             yield file
@@ -84,9 +97,13 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
-def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of killed processes, never those of a process that is alive."""
-    for path in folder.glob(".*.tmp"):
+def remove_abandoned(folder: Path, name: str = "") -> None:
+    """Remove the temporary files of killed processes, never those of a process that is alive.
+
+    Args:
+        name: only those of this file.
+    """
+    for path in folder.glob(f".{glob.escape(name[:_NAME])}*.tmp"):
         try:
             if time.time() - path.stat().st_mtime > ABANDONED and not locks.is_locked(path):
                 path.unlink()

@@ -6,6 +6,7 @@ with path.open("a+b") as file, locked(file):
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,11 +52,13 @@ def is_locked(path: Path) -> bool:
 def exclusive(folder: Path, leads: bool = True) -> Iterator[None]:
     """Lock a folder for one run, creating it if needed. Raises an OptionError if another run uses it.
 
+    After an error, a folder that was created here is removed again, unless something was finished in it.
     Of several processes of one run, only the one with `leads` takes the lock.
     """
     if not leads:
         yield
         return
+    created = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+b") as file:
         try:
@@ -65,7 +68,12 @@ def exclusive(folder: Path, leads: bool = True) -> Iterator[None]:
         except OSError as error:
             if os.name == "nt":
                 raise OptionError(f"{folder}: another run uses this folder ({error})") from error
-        yield
+        try:
+            yield
+        except BaseException:
+            if created and not any(folder.rglob("*.safetensors")):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextlib.contextmanager

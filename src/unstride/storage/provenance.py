@@ -26,10 +26,10 @@ def provenance() -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line of this process, as it can be typed again."""
+    """The command line of this process, as it can be typed again; bytes that are no UTF-8 as \\udcff."""
     name = Path(sys.argv[0]).name if sys.argv else ""
     started = ["python", "-m", "unstride"] if name == "__main__.py" else [name]
-    return shlex.join([*started, *sys.argv[1:]])
+    return shlex.join([*started, *sys.argv[1:]]).encode(errors="backslashreplace").decode()
 
 
 def versions() -> dict[str, str]:

@@ -20,6 +20,7 @@ from unstride.evaluation.measuring import first_image
 from unstride.evaluation.rows import decision_of
 from unstride.evaluation.scoring import Scoring
 from unstride.evaluation.timing import TimeRatio, time_ratio
+from unstride.execution.independence import warn_of_batch_dependence
 from unstride.models.weights import place
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.recipe import Recipe
@@ -108,7 +109,10 @@ def tune(
     with ExitStack() as stack:
         us = stack.enter_context(world())
         folder = stack.enter_context(_cache_folder(cache, us))
-        store = PoolStore(pipeline, images, folder, first_image(images)[None].to(*place(pipeline.better.model)), show)
+        example = first_image(images)[None].to(*place(pipeline.better.model))
+        if us.leads:
+            warn_of_batch_dependence(pipeline.better.networks, example)
+        store = PoolStore(pipeline, images, folder, example, show)
         usable, notes = usable_passes(pipeline, images, ceilings[-1])
         pool = gather_pool(store, usable, us, batch_size, show)
         _check_pool(pool, objective)

@@ -56,10 +56,11 @@ def open_mask(source: str | Path | bytes, max_pixels: int = MAX_PIXELS) -> Array
 
 
 def _indices(image: Image.Image, name: str) -> Array:
-    if image.format in _LOSSY:
+    jpeg_inside = image.info.get("compression") == "jpeg"  # of a TIFF
+    if image.format in _LOSSY or jpeg_inside:
         raise DataError(
-            f"{name}: a mask as {image.format}, which may change labels when it compresses; wanted a PNG. Save the "
-            "masks again from their source"
+            f"{name}: a mask as {'JPEG in ' if jpeg_inside else ''}{image.format}, which may change labels when it "
+            "compresses; wanted a PNG. Save the masks again from their source"
         )
     if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
         raise DataError(
@@ -252,6 +253,8 @@ class Preprocess:
             image.load()
         except Exception as error:  # decoders raise nearly anything on a damaged file
             raise InputError(f"a PIL image cannot be decoded ({error}); its file is damaged or closed") from error
+        if 0 in image.size:
+            raise InputError(f"a PIL image has {image.width} x {image.height} pixels, expected at least one")
         if image.mode not in ("RGB", "L") or image.has_transparency_data:
             image = to_rgb(image, f"a PIL image of mode {image.mode}")
         return image.convert(_MODES[self.channels])
