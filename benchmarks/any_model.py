@@ -198,7 +198,8 @@ def row(library: str, name: str) -> dict[str, Any]:
 
 
 def short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    words = " ".join(str(error).replace(f"{ROOT}/", "").split())
+    return f"{type(error).__name__}: {words[:160]}"
 
 
 def states(model: nn.Module, images: Tensor, task: str | None) -> dict[str, Any]:

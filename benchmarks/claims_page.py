@@ -218,8 +218,8 @@ def page(rows: Sequence[ClaimRow]) -> str:
         "Command: `python -m benchmarks.claims --assets DIR` (`--nets` and `--limit`: fewer networks and images), then "
         "`python -m benchmarks.claims_page`. The first table says how much was measured. Accuracy in points, better "
         "over worse as the paper claims it, on the same images, with the paired 95 % interval; bold where it excludes "
-        "zero. *Paper*: the mean over the networks of its table. Learned rows are the mean over their seeds, each trained "
-        "on its own draw of training images. All rows, with NLL and cost: [paper_claims.csv](paper_claims.csv).",
+        "zero. *Paper*: the mean over the networks of its table. Learned rows are the mean over their seeds, each "
+        "trained on its own draw of training images. All rows: [paper_claims.csv](paper_claims.csv).",
         "",
         *images(rows, networks),
         "",

@@ -152,20 +152,23 @@ def page(rows: Sequence[ExportRow]) -> str:
     slow = sum(r.time > GOAL for r in goal)
     tensors = [r for r in goal if "pixels" not in r.recipe]
     pixels = [r for r in goal if "pixels" in r.recipe]
+    int8 = [r for r in rows if "int8" in r.recipe]
     size, difference = max(r.size for r in goal), max(r.difference for r in tensors)
+    same = f"; from pixels {min(r.same_class for r in pixels):.1%} have the same class" if pixels else ""
     lines = [
         "# Exported files",
         "",
         f"**{len(goal) - slow} of {len(goal)} measurements take at most {GOAL:g} times the sum of the recipe's "
         f"passes** in ONNX Runtime. Files take at most {size:.2f} times the networks' weights. On {IMAGES} validation "
-        f"images, answers differ by at most {difference:.1e} of the largest answer; from pixels "
-        f"{min(r.same_class for r in pixels):.1%} have the same class.",
+        f"images, answers differ by at most {difference:.1e} of the largest answer{same}.",
         "",
         "Command: `python -m benchmarks.exported --assets DIR`. Real weights, one thread, CPU time, the median of "
         f"{ROUNDS} ratios; file and parts run in turns. The parts are the networks alone, exported by "
-        "torch.onnx.export. Files from pixels also resize, crop and normalise, which the parts do not. Of int8, size, "
-        "time and class are compared with float32. Gates are checked as they are, and forced open and shut, on the "
-        "same images. A cell is the time over the sum of the passes. All rows: [exported.csv](exported.csv).",
+        "torch.onnx.export. "
+        + "Files from pixels also resize, crop and normalise, which the parts do not. " * bool(pixels)
+        + "Of int8, size, time and class are compared with float32. " * bool(int8)
+        + "Gates are checked as they are, and forced open and shut, on the same images. A cell is the time over the "
+        "sum of the passes. All rows: [exported.csv](exported.csv).",
         "",
         "| recipe | images at once | none goes on | about 25 % go on | all go on | size | difference | same class |",
         "|---|---|---|---|---|---|---|---|",

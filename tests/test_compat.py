@@ -139,3 +139,17 @@ def test_no_torchvision_at_all_is_the_usual_error(tmp_path: Path) -> None:
         "try:\n  unstride.compat.import_torchvision()\nexcept ModuleNotFoundError as error: print(error)"
     )
     assert output(tmp_path, code) == "No module named 'torchvision'"
+
+
+def test_the_papers_networks_repair_torchvision_before_they_import_it() -> None:
+    code = """
+import sys
+from unstride import compat
+imported = []
+real = compat.import_torchvision
+compat.import_torchvision = lambda: (imported.append("torchvision" in sys.modules), real())
+from unstride.models import paper_networks
+print(imported[0], len(paper_networks.names()) > 38)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", "True"], done.stderr[-2000:]

@@ -79,7 +79,7 @@ def test_the_images_that_would_settle_it_settle_it_in_four_of_five_cases() -> No
 
 
 # ---------------------------------------------------------------- the choice of a recipe
-def test_the_cheapest_within_one_standard_error_is_chosen() -> None:
+def test_the_simplest_within_one_standard_error_is_chosen() -> None:
     generator = np.random.default_rng(0)
     base = generator.gamma(1.0, 1.0, (400, 1))
     gaps = np.array([0.0, -0.10, -0.099, -0.05, -0.11])
@@ -87,16 +87,18 @@ def test_the_cheapest_within_one_standard_error_is_chosen() -> None:
     nll -= nll.mean(0) - (base.mean() + gaps)  # exact means
     error = (nll[:, 1] - nll[:, 4]).std(ddof=1) / 20
     assert error < 0.01
-    assert one_standard_error(nll, [1, 2, 1.5, 1.2, 3]) == 4  # no other one is within it
+    costs = [1, 2, 1.5, 1.2, 3]
+    assert one_standard_error(nll, [1, 2, 2, 1, 3], costs) == 4  # no other one is within it
     nll[:, 2] -= 0.010
-    assert one_standard_error(nll, [1, 2, 1.5, 1.2, 3]) == 2
-    assert one_standard_error(nll, [1, 2, 3.0, 1.2, 3]) == 4  # a tie: the lower NLL
-    assert one_standard_error(nll, [1, 2, 3.0, 1.2, 3], standard=[2]) == 2  # or the standard one
-    assert one_standard_error(nll, [1, 2, 3.0, 1.2, 3], standard=[0]) == 4
+    assert one_standard_error(nll, [1, 2, 2, 1, 3], costs) == 2
+    assert one_standard_error(nll, [1, 2, 3, 1, 3], costs) == 4  # as simple: the lower NLL
+    equal = [1, 2, 3.0, 1.2, 3]
+    assert one_standard_error(nll, [1, 2, 3, 1, 3], equal, standard=[2]) == 2  # or the standard one at the same cost
+    assert one_standard_error(nll, [1, 2, 3, 1, 3], costs, standard=[0, 2]) == 4
 
 
 def test_identical_recipes_choose_the_cheaper_one() -> None:
-    assert one_standard_error(np.ones((10, 3)), [3, 1, 2]) == 1
+    assert one_standard_error(np.ones((10, 3)), [1, 1, 1], [3, 1, 2]) == 1
 
 
 # ---------------------------------------------------------------- gates
@@ -173,4 +175,4 @@ def test_impossible_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="expected more than the bound"):
         images_to_settle(interval(-1, -2, 0), 100)
     with pytest.raises(ValueError, match="recipes"):
-        one_standard_error(np.ones(3), [1.0])
+        one_standard_error(np.ones(3), [1], [1.0])

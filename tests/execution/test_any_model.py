@@ -1,5 +1,7 @@
 """Models that cannot be captured: views, gates and several networks work, and states name what stands in the way."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -199,3 +201,15 @@ def test_the_example_is_optional_and_states_are_captured_when_they_are_needed() 
     )
     better(IMAGES[:, :, :32, :32])
     assert better(IMAGES).shape == (4, 5)
+
+
+def test_a_flip_imports_no_compiler() -> None:
+    """What only captures need takes a second to import."""
+    lines = """
+import sys, torch, unstride
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+unstride.enhance(model.eval(), recipe="flip", task="classification")(torch.zeros(1, 3, 8, 8))
+print([name for name in ("sympy", "torch._dynamo", "torch._inductor", "torchvision") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

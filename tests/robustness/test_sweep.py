@@ -178,6 +178,11 @@ FINE: dict[tuple[str, str], set[str]] = {
     ("SlidingWindow", "window"): {"number", "huge"},
     ("SlidingWindow", "overlap"): {"zero"},
     ("presets.get", "axes"): set(BAD),
+    ("export", "example"): {"none", "number"},
+    ("export", "images"): {"none"},
+    ("export", "checked"): {"number"},
+    ("export", "quantize"): {"none"},
+    ("predict", "images"): {"unreadable"},  # a row with its error
     ("open_image", "max_pixels"): set(BAD),
     ("open_mask", "max_pixels"): set(BAD),
     ("write", "networks"): {"none"},

@@ -30,7 +30,7 @@ def test_a_cascade_is_found_where_a_second_network_is_better():
     assert accuracy(fresh, done.outputs) > accuracy(fresh, fresh.passes(PassGroup("base"))[0]) + 0.03
 
 
-@pytest.mark.parametrize("ceiling", [0.6, 1.0])
+@pytest.mark.parametrize("ceiling", [0.6, 0.9])
 def test_a_ceiling_may_be_below_the_first_network(ceiling):
     networks = {"base": (1.0, 1.2), "net2": (0.3, 1.8)}
     candidate, recipe, done = run(made_pool(600, 0, networks), ceiling)

@@ -181,7 +181,7 @@ def test_what_cannot_be_used_is_a_clear_error(make, error, message):
 
 
 def test_images_that_are_none() -> None:
-    with pytest.raises(InputError, match="a nested tensor"):
+    with pytest.raises(InputError, match="not a nested one"):
         check_images(torch.nested.nested_tensor([torch.rand(3, 8, 8), torch.rand(3, 8, 8)]))
     with pytest.raises(InputError, match="0 x 0 pixels"):
         Preprocess()(Image.new("RGB", (0, 0)))

@@ -94,7 +94,7 @@ class Mover(nn.Module):
         cells = tuple(0 if a is None else selected(self.shift, state, a) for a in self.axes)
         return cells if self.windows is None else tuple(c - w.start for c, w in zip(cells, self.windows, strict=True))
 
-    @torch.compiler.disable
+    @torch._disable_dynamo  # as torch.compiler.disable, which would import the whole compiler here
     def forward(self, x: Tensor | Rows, states: Sequence[State]) -> Tensor:
         dim, m = self.batch.dim, self.batch.factor
         places = x.places if isinstance(x, Rows) else tuple((x, r) for r in range(len(states)))

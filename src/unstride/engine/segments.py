@@ -3,9 +3,8 @@
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
@@ -17,6 +16,9 @@ from unstride.geometry.edges import pinned_edges
 from unstride.geometry.layers import Shift, Subsampling
 from unstride.graph.capture import Graph
 from unstride.graph.ops import ancestors, op_name
+
+if TYPE_CHECKING:
+    import sympy
 
 
 def unchanged(module: nn.Module) -> nn.Module:
@@ -174,12 +176,12 @@ class SegmentBuilder:
             folded = self.c.folded[n]
             self.env[n] = self.out.get_attr(_attribute(n)) if isinstance(folded, Tensor) else folded
         elif kind == "size":
-            self.env[n] = self._size(sympy.sympify(n.meta["val"].node.expr))
+            self.env[n] = self._size(n.meta["val"].node.expr)
         else:  # sized or live: made of the number of rows and of live tensors alone, so each segment makes its own
             self.env[n] = self.out.node_copy(n, self._value)
         return self.env[n]
 
-    def _size(self, expr: sympy.Expr) -> Any:
+    def _size(self, expr: "sympy.Expr") -> Any:
         if expr.is_Integer:
             return int(expr)
         if expr.is_Symbol:
@@ -255,10 +257,12 @@ class SegmentBuilder:
 
 def batch_of(n: Node) -> Batch:
     """Which dimension of a value counts images, and how many entries each image has there."""
+    import sympy  # only where a graph was captured, which has imported it
+
     value = n.meta["val"]
     for d, size in enumerate(value.shape):
         if isinstance(size, torch.SymInt):
-            expr = sympy.sympify(size.node.expr)
+            expr = size.node.expr
             (symbol,) = expr.free_symbols or (None,)
             factor = sympy.simplify(expr / symbol) if symbol is not None else None
             if factor is not None and factor.is_Integer:

@@ -108,27 +108,29 @@ def images_to_settle(gain: ConfidenceInterval, images: int, bound: float = 0.0) 
     return max(1, math.ceil(wanted - images))
 
 
-def one_standard_error(nll: ArrayLike, cost: ArrayLike, standard: Collection[int] = ()) -> int:
-    """The cheapest recipe whose NLL is within one standard error of the best (Breiman et al., 1984).
+def one_standard_error(nll: ArrayLike, passes: Sequence[int], cost: ArrayLike, standard: Collection[int] = ()) -> int:
+    """The simplest recipe whose NLL is within one standard error of the best (Breiman et al., 1984).
 
-    The standard error is that of the paired difference, image by image. Of recipes that cost the same, a standard one
-    is taken, then the one with the lowest NLL.
+    The simplest has the fewest passes; of several, the one with the lowest NLL. The standard error is that of the
+    paired difference, image by image. Where a standard recipe is as simple and costs the same, that is taken.
 
     Args:
         nll: cross-validated NLL, (images, recipes).
+        passes: of each recipe.
         cost: of each recipe.
         standard: indices of the recipes that people use anyway, such as a flip of every image.
     """
-    losses, costs = np.asarray(nll, dtype=np.float64), np.asarray(cost, dtype=np.float64)
+    losses, costs, sizes = np.asarray(nll, dtype=np.float64), np.asarray(cost, dtype=np.float64), np.asarray(passes)
     if losses.ndim != 2 or losses.shape[1] != len(costs) or len(losses) < 2:
         raise ValueError(f"nll has the shape {losses.shape}, expected (2 or more images, {len(costs)} recipes).")
     mean = losses.mean(0)
     best = int(mean.argmin())
     error = (losses - losses[:, [best]]).std(0, ddof=1) / math.sqrt(len(losses))
     eligible = np.flatnonzero(mean - mean[best] <= error)
-    tied = eligible[costs[eligible] <= costs[eligible].min() * (1 + SAME_COST)]
-    usual = [index for index in tied if index in standard]
-    return min((int(index) for index in usual or tied), key=lambda index: float(mean[index]))
+    simple = [int(index) for index in eligible if sizes[index] == sizes[eligible].min()]
+    chosen = min(simple, key=lambda index: (float(mean[index]), float(costs[index])))
+    tied = [i for i in simple if i in standard and abs(costs[i] - costs[chosen]) <= SAME_COST * costs[chosen]]
+    return min(tied, key=lambda index: float(mean[index]), default=chosen)
 
 
 # ---------------------------------------------------------------- gates within a budget

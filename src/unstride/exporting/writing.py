@@ -31,8 +31,8 @@ from unstride.recipe.view import PLAIN
 from unstride.storage import files
 from unstride.storage.artefacts import write_file
 from unstride.storage.provenance import provenance
-from unstride.views.images import find_images, open_image
-from unstride.views.source import PILImages, Source, as_source, for_network
+from unstride.views.images import find_images, image_size, open_image
+from unstride.views.source import PILImages, Source, as_source, check_images, for_network
 
 FORMATS = (".onnx", ".pt2")
 CHECKED = 256  # images, by default
@@ -108,6 +108,7 @@ def export(
     path = files.as_path(path, "path")
     files.check_file(path, "export", FORMATS)
     _check_options(path, from_pixels, quantize, images)
+    _check_images(example, images, checked)
     pipeline = _pipeline(model, recipe, changes)
     better = pipeline.better
     check_exportable(better.recipe)
@@ -116,7 +117,7 @@ def export(
             check_pixels(better.networks[name].preprocess or better.preprocess, name)
     else:
         check_tensors(better)
-    given = _images(pipeline, images, example, from_pixels, max(1, checked))
+    given = _images(pipeline, images, example, from_pixels, checked)
     source = as_source(given[:1] if from_pixels else given[0][None], better.preprocess)
     with torch.no_grad():
         warn_of_batch_dependence(better.networks, source.render(PLAIN))
@@ -208,6 +209,19 @@ def _check_options(path: Path, from_pixels: bool, quantize: str | None, images: 
             extra(module)
     elif from_pixels or quantize:
         raise OptionError("export: from_pixels and quantize are for .onnx files.")
+
+
+def _check_images(example: Any, images: Any, checked: Any) -> None:
+    if type(checked) is not int or not 1 <= checked < 1e9:
+        raise OptionError(f"checked: got {checked!r:.60}, expected a whole number of images, at least 1.")
+    if isinstance(example, Tensor):
+        check_images(example, "example", axes=None)
+    elif example is not None:
+        image_size("example", example)
+    if isinstance(images, Tensor) and images.is_floating_point():
+        check_images(images, axes=None)
+    if isinstance(images, list | tuple) and not images:
+        raise InputError("images: got an empty list, expected a folder, paths, PIL images or a tensor.")
 
 
 def _pipeline(model: Any, recipe: str | Path | Recipe, changes: dict[str, Any]) -> Pipeline:

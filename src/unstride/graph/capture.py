@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph as FxGraph
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from unstride.errors import CaptureError, InputError, ModelRaised, is_out_of_memory
@@ -238,6 +237,8 @@ def _memory(t: Tensor) -> tuple[Any, ...]:
 def _graph(
     program: torch.export.ExportedProgram, pair: Tensor, tensors: _Tensors, self_modified: frozenset[str], asks: bool
 ) -> Graph:
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # sympy: only where a graph is captured
+
     signature = program.graph_signature
     state = {**program.state_dict, **program.constants}
     names = {

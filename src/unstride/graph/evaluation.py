@@ -8,6 +8,7 @@ import copy
 import enum
 import functools
 import types
+from collections.abc import Iterator
 from operator import is_
 from typing import Any
 
@@ -24,7 +25,18 @@ _CODE = (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.M
 
 def evaluating(model: nn.Module) -> nn.Module:
     """The model itself if all of it is in evaluation mode, else a copy. Example: `evaluating(model)(images)`."""
-    return evaluation_copy(model) if any(m.training for m in model.modules()) else model
+    return evaluation_copy(model) if any(m.training for m in modules_of(model)) else model
+
+
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """As `model.modules()`, in no order and faster: it is asked at every call."""
+    seen, left = set[int](), [model]
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            left += [m for m in module._modules.values() if m is not None]
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
@@ -43,7 +55,7 @@ def checked_module(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         hint = " A model by its name is loaded first: unstride.models.load(...)." if isinstance(model, str) else ""
         raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module.{hint}")
-    if any(getattr(type(m), "is_enhanced", False) for m in model.modules()):
+    if any(getattr(type(m), "is_enhanced", False) for m in modules_of(model)):
         raise InputError(
             "model: it is enhanced already. Pass the inner module (better.model), or change the recipe with "
             "better.replace(...)."

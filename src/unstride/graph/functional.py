@@ -1,10 +1,16 @@
 """In-place ops of an exported graph -> functional ones, where that is plainly exact; other graphs take the long way."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from unstride.graph.ops import is_pointwise, op_name
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 aten = torch.ops.aten
 

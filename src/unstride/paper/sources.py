@@ -279,7 +279,6 @@ def _paper_network(model: str, data: str) -> str | None:
 
 
 def _networks() -> dict[str, Any]:
-    import_torchvision()  # its parts are used
     from unstride.models.paper_networks.catalogue import NETWORKS
 
     return dict(NETWORKS)

@@ -1,8 +1,8 @@
 """The choice: which networks, views and states, in which order, behind which gates, under a mean cost.
 
-A beam search over steps makes the candidates; beside them stands what people do. Of all, the cheapest is taken whose
-cross-validated loss is within one standard error of the best. No candidate is taken that a single network, plain or
-flipped, beats at no more cost.
+A beam search over steps makes the candidates; beside them stands what people do. Of all, the one with the fewest passes
+is taken whose cross-validated loss is within one standard error of the best. No candidate is taken that a single
+network, plain or flipped, beats at no more cost.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Chooser:
         quality = cache(lambda candidate: self.quality(candidate, rows))
         while True:
             standard = [i for i, c in enumerate(finalists) if c in known]
-            index = one_standard_error(losses, costs, standard)
+            index = one_standard_error(losses, [len(c.groups) for c in finalists], costs, standard)
             chosen = finalists[index]
             if chosen in alone or not self._beaten(chosen, costs[index], alone, quality):
                 self.advance(1, "")

@@ -357,8 +357,7 @@ def check_images(images: Any, what: str = "images", axes: int | None = None) -> 
     """
     shape = SHAPES[axes or 2]
     if not isinstance(images, Tensor) or images.is_nested:
-        kind = "a nested tensor" if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"{what}: got {kind}, expected a float tensor {shape}")
+        raise InputError(f"{what}: got {type(images).__name__}, expected a float tensor {shape}, not a nested one")
     if not (3 if axes is None else 2 + axes) <= images.ndim <= 5:
         one = shape.replace("B, ", "")
         raise InputError(
