@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unstride.cli.options import AsJson, ImageSize, Spec, Task, Weights, weights_named
+from unstride.cli.options import AsJson, Device, ImageSize, Spec, Task, Weights, weights_named
 from unstride.cli.printing import print_table, screen
 from unstride.cli.recipes import RecipeOptions, takes_recipe
 from unstride.storage import strict_json
@@ -29,6 +29,7 @@ def inspect(
     image_size: ImageSize = None,
     weights: Weights = "any",
     task: Task = None,
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Show what one forward pass of a model throws away.
@@ -39,13 +40,15 @@ def inspect(
     """
     import unstride
     from unstride import models
+    from unstride.models.devices import device_named
 
     if recipe:
-        pipeline = recipe.pipeline([spec], weights, task, None)
+        pipeline = recipe.pipeline([spec], weights, task, device)
         loaded = pipeline.base
     else:
         loaded = models.load(spec, weights_named(weights))
-    example = loaded.example(image_size)
+        loaded.model.to(device_named(device))
+    example = loaded.example(image_size).to(device_named(device))
     report = unstride.inspect(loaded.model, example)
     costs = _costs(pipeline, example) if recipe else []
     if as_json:

@@ -49,7 +49,7 @@ Budgets = Annotated[str | None, typer.Option(help="Budgets of the recipe's Searc
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="N", help="Seed of every random draw.")]
 
 # ---------------------------------------------------------------- the machine
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU if there is one.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps, or auto: a GPU (CUDA, MPS) if there is one.")]
 
 # ---------------------------------------------------------------- what comes out
 Plot = Annotated[Path | None, typer.Option(help="Write an image there (.png, .pdf, .svg, .jpg or .webp).")]

@@ -11,12 +11,13 @@ from unstride.errors import OptionError
 
 
 def device_named(name: str | None) -> torch.device | None:
-    """The device, checked to be there; None for None. `auto`: this process's GPU where there is one, else the CPU."""
+    """The device, checked to be there; None for None. `auto`: CUDA, else MPS, else the CPU."""
     if name is None:
         return None
     if name == "auto":
-        rank = int(os.environ.get("LOCAL_RANK", 0))
-        return torch.device(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     if not isinstance(name, str) or not re.fullmatch(r"cpu|mps|cuda(:\d{1,3})?", name):
         raise OptionError(f"device: got {str(name)[:40]!r}, expected cpu, cuda, cuda:1, mps or auto.")
     kind, _, index = name.partition(":")
