@@ -32,7 +32,7 @@ class Worth(NamedTuple):
 
 
 def of_study(rows: Sequence[Row], title: str) -> Iterator[Worth]:
-    """A flip, other networks, and all together, at the ceiling that is nearest to the cost of a flip."""
+    """A flip, the best single network, several, and all together, at the ceiling nearest to the cost of a flip."""
     base = rows[0]
     named = {row.method: row for row in rows if not row.ceiling}
     ceilings = [row.ceiling for row in rows if row.ceiling]
@@ -40,7 +40,8 @@ def of_study(rows: Sequence[Row], title: str) -> Iterator[Worth]:
     at = {row.method: row for row in rows if row.ceiling == near}
     chosen = {
         "a flip": named[f"{base.method} + flip"],
-        "other networks, gated": at["plain passes"],
+        "the best single network": at["envelope"],
+        "several networks, gated": at["plain passes"],
         "networks, views and states, tuned": at["tuned"],
     }
     for used, row in chosen.items():
@@ -51,9 +52,9 @@ def of_states() -> Iterator[Worth]:
     """The paper's search alone, for each network that was measured."""
     for row in read_claims():
         if (row.exhibit, row.recipe, row.against) == ("budget", STATES, "base model"):
-            yield Worth(
-                f"states alone, the paper's search, {STATES}", CLAIMED[row.network], row.images, row.gain, row.cost
-            )
+            unclear = ", inconclusive" if row.low < 0 < row.high else ""
+            used = f"states alone, the paper's search, {STATES}{unclear}"
+            yield Worth(used, CLAIMED[row.network], row.images, row.gain, row.cost)
 
 
 def table() -> str:

@@ -52,17 +52,17 @@ def net():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-def make():
+def garment_net():
     model = net()
     model.load_state_dict(torch.load("own.pt", weights_only=True))
     return model.eval(), PREPARE, CLASSES
 '''
 NOTEBOOK = """
 from torch.utils.data import DataLoader
-from model import make
+from model import garment_net
 from unstride import data
 
-model, prepare, classes = make()
+model, prepare, classes = garment_net()
 photos = data.load("csv:labels.csv", prepare, classes=classes)
 val_loader = DataLoader([photos.tensors(k) for k in range(len(photos))], batch_size=64)
 """
@@ -223,7 +223,7 @@ def _ran(folder: Path, command: str | list[str]) -> str:
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}")
-    shown = [line.rstrip() for line in done.stdout.splitlines()]
+    shown = [line.rstrip() for line in done.stdout.replace(f"{folder.resolve()}{os.sep}", "").splitlines()]
     return "\n".join(line for k, line in enumerate(shown) if not _passing(line, shown[k + 1 :])) + "\n"
 
 
