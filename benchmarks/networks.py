@@ -281,8 +281,8 @@ def page(rows: Sequence[Row]) -> str:
         "",
         "Commands: `python -m benchmarks.networks --assets DIR --studies imagenet mobilenet-resnet --limit "
         f"{tuned[0].images}` and `--studies cifar` measure, `python -m benchmarks.networks` writes this page. Each "
-        f"recipe is chosen on one random half of the images and measured on the other, both ways; means over {HALVINGS} "
-        "halvings. *Envelope*: the best single network, plain or flipped, chosen on the same half, at no "
+        f"recipe is chosen on one random half of the images and measured on the other, both ways; means over "
+        f"{HALVINGS} halvings. *Envelope*: the best single network, plain or flipped, chosen on the same half, at no "
         "more cost. Gain: tuned minus envelope, points, with the mean 95 % interval. *Plain passes*: the same tuner "
         "without views and states. All rows: [networks.csv](networks.csv).",
     ]
