@@ -97,7 +97,7 @@ def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
         (["nets.py:asks", "--image-size", "32"], "torch.export cannot capture Asks"),
         (["nets.py:tokens", "--image-size", "32"], "throws nothing away that could be moved"),
         (["nets.py:tokens", "--image-size", "16"], "Pass images of the size"),
-        (["nets.py:number"], "it returned int; wanted a torch.nn.Module"),
+        (["nets.py:number"], "it returned int, expected a torch.nn.Module"),
         (["nets.py:nobody"], "has no function 'nobody'"),
         (["elsewhere.py:net"], "there is no file elsewhere.py"),
         (["torchvision:resnet19"], "did you mean"),

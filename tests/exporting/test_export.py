@@ -154,7 +154,7 @@ def test_a_cascade_holds_each_network_once_and_says_what_it_is(tmp_path):
         assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     stored = tomllib.loads(metadata["unstride.recipe"])
-    head = {k: stored.pop(k) for k in ("format", "networks", "cost_of")}
+    head = {k: stored.pop(k) for k in ("format", "made", "networks", "cost_of")}
     assert from_data(stored) == better.recipe
     assert json.loads(metadata["unstride.networks"])["large"]["fingerprint"] == head["networks"]["large"]["fingerprint"]
     assert "torch" in json.loads(metadata["unstride.provenance"])["versions"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from unstride.storage.computation import describe_computation
 from unstride.storage.fingerprint import computation_key, text_digest
 
 PROBE = torch.zeros(1, 3, 8, 8)
@@ -60,13 +61,19 @@ SCRIPT = """
 import sys, torch
 sys.path.insert(0, sys.argv[1])
 import net
+from unstride.storage.computation import describe_computation
 from unstride.storage.fingerprint import computation_key
-print(computation_key(net.make(), torch.zeros(1, 3, 8, 8)))
+print(*describe_computation(net.make()), computation_key(net.make(), torch.zeros(1, 3, 8, 8)), sep="\\n")
 """
 
 
 def key_of(folder: Path, source: str = SOURCE, helper: str = HELPER, probe: bool = True) -> str:
     """The key in this process, from files loaded anew."""
+    return lines_of(folder, source, helper, probe)[-1]
+
+
+def lines_of(folder: Path, source: str = SOURCE, helper: str = HELPER, probe: bool = True) -> list[str]:
+    """What the key is made of, and the key."""
     folder.mkdir(exist_ok=True)
     (folder / "net.py").write_text(source)
     (folder / "helper.py").write_text(helper)
@@ -77,7 +84,8 @@ def key_of(folder: Path, source: str = SOURCE, helper: str = HELPER, probe: bool
         sys.modules[name] = modules[name] = module
         exec(compile(text, module.__file__, "exec"), module.__dict__)
     try:
-        return computation_key(modules["net"].make(), PROBE if probe else None)
+        key = computation_key(modules["net"].make(), PROBE if probe else None)
+        return [*describe_computation(modules["net"].make()), key]
     finally:
         for name in modules:
             del sys.modules[name]
@@ -110,15 +118,13 @@ def test_a_change_in_a_file_that_is_imported_changes_the_key(tmp_path: Path) -> 
 
 
 def test_another_process_another_folder_and_a_forward_pass_change_nothing(tmp_path: Path) -> None:
-    here = key_of(tmp_path / "one")
+    here = lines_of(tmp_path / "one")
     key_of(tmp_path / "two")
-    found = set()
     for seed, folder in (("1", "one"), ("2", "two")):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", SCRIPT, str(tmp_path / folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.add(done.stdout.strip())
-    assert found == {here}
+        assert done.stdout.splitlines() == "\n".join(here).splitlines()
 
 
 def test_compiling_some_model_in_the_same_process_changes_nothing() -> None:
@@ -127,6 +133,17 @@ def test_compiling_some_model_in_the_same_process_changes_nothing() -> None:
     before = computation_key(model, PROBE)
     torch.compile(nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
     assert computation_key(model, PROBE) == before
+
+
+def test_methods_that_a_library_adds_to_modules_change_nothing() -> None:
+    """transformers does."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    before = computation_key(model, PROBE)
+    nn.Module.added = torch.nn.functional.relu  # type: ignore[attr-defined]
+    try:
+        assert computation_key(model, PROBE) == before
+    finally:
+        del nn.Module.added  # type: ignore[attr-defined]
 
 
 def test_what_only_the_outputs_show_changes_the_key(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def compare(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two recipes on images without labels: only those with different answers need one.
+    """Compare two recipes with few labels: only images on which they disagree need one.
 
     First run: writes these images in random order. Label them with --page, or in the file, from the first row on.
     Then --labels FILE tells the gain in accuracy over all images, with its 95 % confidence interval, and whether to

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from unstride.errors import UnstrideWarning
 from unstride.execution.executors import Network
-from unstride.graph.evaluation import evaluating, unwrapped
+from unstride.graph.evaluation import evaluating, evaluation_copy, unwrapped
 
 _BESIDE, _UNLIKE = 3, 7  # images beside the one that is compared: two sizes of batch
 _ROUNDING = 2**10  # times the precision of the type: what other kernels for another batch size may change
@@ -37,7 +37,7 @@ def batch_dependence(model: nn.Module, images: Tensor) -> str:
 
     The first image is answered alone, beside some images and beside quite different ones.
     """
-    model = evaluating(unwrapped(model))
+    model = _copied(unwrapped(model))
     alone, beside, unlike = _batches(images)
     try:
         with torch.no_grad():
@@ -52,6 +52,14 @@ def batch_dependence(model: nn.Module, images: Tensor) -> str:
         f"{type(model).__name__}: the answer for an image depends on the images beside it. {what}. Results change with "
         "the batch size and the order of the images. Use running statistics, or batch_size=1."
     )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy, so that the user's model keeps what it writes to itself; a ScriptModule cannot be copied."""
+    try:
+        return evaluation_copy(model)
+    except TypeError:
+        return evaluating(model)
 
 
 def _batches(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -150,7 +150,7 @@ def combine(
         if first and not k:
             begin(record, part, passes, outputs)
         outputs = [over_base(part, o, record.frame, target) for target, o in enumerate(outputs)]
-        outputs = [network.base_classes(o) for o in outputs]
+        outputs = outputs if not network.classes else [network.base_classes(o) for o in outputs]
         record.check_shape(network.name, view, outputs[0])
         calibrated = outputs if temperature == 1 else [o / temperature for o in outputs]
         result.add(part.rows, calibrated, weight * view_weight, part.where)

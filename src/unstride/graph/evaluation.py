@@ -36,7 +36,7 @@ def modules_of(model: nn.Module) -> Iterator[nn.Module]:
         if id(module) not in seen:
             seen.add(id(module))
             yield module
-            left += [m for m in module._modules.values() if m is not None]
+            left += module.children()
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:

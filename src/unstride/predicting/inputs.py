@@ -99,7 +99,7 @@ def _checked(text: str) -> str:
         what = "no file matches it" if _is_glob(text) else "no such file or folder"
         raise DataError(f"{path}: {what}. Expected {FORMS}.")
     if text.startswith("@") and not path.is_file():
-        raise DataError(f"{path}: it is a folder. @ is for a text file with a path on each line: leave it out.")
+        raise DataError(f"{path} is a folder. '@' is for a text file with a path on each line: remove the '@'.")
     return text
 
 

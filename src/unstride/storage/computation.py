@@ -29,7 +29,6 @@ _LIBRARIES = [Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "
 _OWN = Path(__file__).resolve().parents[1]
 _RECORDS = {"types", "argparse", "__main__"}  # simple namespaces
 _DEEPEST = 24  # containers and objects inside each other
-_NEVER_CALLED = {"__init__", "__setstate__"}  # by a forward pass; torch.compile replaces both of nn.Module
 # Attributes of nn.Module on which no forward pass depends, or that are described elsewhere.
 _SKIPPED = {"training", "_parameters", "_buffers", "_modules", "_backward_pre_hooks", "_backward_hooks"}
 _SKIPPED |= {"_is_full_backward_hook", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
@@ -238,8 +237,11 @@ def _installed(path: Path) -> bool:
 
 
 def _replaced(member: Any, kind: type, name: str) -> bool:
-    """Whether a member of an installed class is a function that was not defined there: a patch."""
-    if not isinstance(member, types.FunctionType) or name in _NEVER_CALLED:
+    """Whether a member of an installed class is a function of the user's that was not defined there: a patch.
+
+    Libraries add methods to nn.Module when they are imported. The outputs on the probe show those that matter.
+    """
+    if not isinstance(member, types.FunctionType) or _installed(Path(member.__code__.co_filename)):
         return False
     return member.__module__ != kind.__module__ or member.__qualname__ != f"{kind.__qualname__}.{name}"
 

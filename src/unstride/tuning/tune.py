@@ -76,8 +76,8 @@ def tune(
             forward pass of the first one.
         data: labelled images: KIND:PATH (see `unstride.data`), a Dataset, or batches of (images, labels). Images
             without labels (a folder, PIL images, a tensor) only set the gates for the cost.
-        cost: the mean cost of an image. As many new images as are labelled exceed it in at most 5 % of draws. It may
-            be below 1.
+        cost: the most that an image may cost on average; it may be below 1. On a new set as large as the labelled one,
+            the mean cost exceeds it with a probability of at most 5 %.
         against: the baseline: a network by name or SPEC, or a recipe. By default the first network alone.
         margin: the loss that is acceptable where the recipe is cheaper, in the metric's unit; by default half a point.
         metric: the one that decides, such as "Dice"; by default the usual one of the task.
@@ -128,9 +128,10 @@ def _check(cost: Any, objective: Any, max_time_ratio: Any, frontier: Sequence[An
     for name, value in (("cost", cost), *(("frontier", f) for f in frontier), ("max_time_ratio", max_time_ratio)):
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not (number and value > 0) and not (name == "max_time_ratio" and value is None):
-            raise OptionError(
-                f"{name}: got {value!r}, expected more than 0. Cost is in forward passes of the first network named."
+            unit = (
+                "times the first network's time" if name == "max_time_ratio" else "forward passes of the first network"
             )
+            raise OptionError(f"{name}: got {value!r}, expected more than 0, {unit}.")
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, expected {' or '.join(map(repr, OBJECTIVES))}.")
 
