@@ -63,9 +63,9 @@ def test_keywords_as_the_library_calls_it(resnet):
     assert not torch.allclose(wanted.logits, resnet(X).logits)
     with pytest.raises(InputError, match="output_hidden_states"):
         better(pixel_values=X, output_hidden_states=True)
-    with pytest.raises(InputError, match="wanted the images"):
+    with pytest.raises(InputError, match="expected the images"):
         better()
-    with pytest.raises(InputError, match="wanted the images"):
+    with pytest.raises(InputError, match="expected the images"):
         better(labels=torch.zeros(4))
 
 

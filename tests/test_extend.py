@@ -72,7 +72,7 @@ def test_a_rule_is_held_to_its_contract():
     with pytest.raises(OptionError, match=r"extended\.halve gave positions of shape \(1, 4, 16, 16\)"):
         unstride.inspect(Net().eval(), x)
     extend.rule("extended.halve")(lambda walk, node, value: None)
-    with pytest.raises(OptionError, match="returned None; wanted a position and a list"):
+    with pytest.raises(OptionError, match="returned None; expected a position and a list"):
         unstride.inspect(Net().eval(), x)
 
 
@@ -91,7 +91,7 @@ def test_a_reader_is_a_kind_of_data():
     named = unstride.data.load("tiles:anywhere", unstride.Preprocess(8, 8), classes=("z", "y", "x"))
     assert [item.target for item in named] == [2, 1, 0]
     extend.reader("lists", task="segmentation")(lambda path, split, classes: [])
-    with pytest.raises(DataError, match="lists:there: its reader returned list; wanted a Listing"):
+    with pytest.raises(DataError, match="lists:there: its reader returned list; expected a Listing"):
         unstride.data.load("lists:there", unstride.Preprocess(None, None))
 
 
@@ -134,7 +134,7 @@ def test_a_library_is_a_source_of_models(tmp_path):
     with pytest.raises(SpecError, match="did you mean acme"):
         unstride.models.load("acm:net")
     extend.library("blank")(lambda name: None)
-    with pytest.raises(SpecError, match="blank:net: the library returned NoneType; wanted a Blueprint"):
+    with pytest.raises(SpecError, match="blank:net: the library returned NoneType; expected a Blueprint"):
         unstride.models.load("blank:net")
 
 
@@ -228,15 +228,15 @@ def test_a_name_is_given_once(register, names):
     ],
 )
 def test_a_name_has_its_form(register):
-    with pytest.raises(OptionError, match="wanted a name of the form"):
+    with pytest.raises(OptionError, match="expected a name of the form"):
         register()
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: extend.reader("tiles", "counting"), "task: got 'counting', wanted one of"),
-        (lambda: extend.view("Gamma", values=(2.0, 1.0)), r"wanted \(low, high\)"),
+        (lambda: extend.reader("tiles", "counting"), "task: got 'counting', expected one of"),
+        (lambda: extend.view("Gamma", values=(2.0, 1.0)), r"expected \(low, high\)"),
         (lambda: extend.view("Gamma", undo=gamma), "say moves=True"),
     ],
 )

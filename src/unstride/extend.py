@@ -79,7 +79,7 @@ def rule(op: str) -> Callable[[Rule], Rule]:
         def checked(walk: Walk, node: Node, value: Any) -> tuple[Any, list[Node]]:
             got = made(walk, node, value)
             if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list)):
-                raise OptionError(f"the rule for {op} returned {got!r}; wanted a position and a list of operands")
+                raise OptionError(f"the rule for {op} returned {got!r}; expected a position and a list of operands")
             if isinstance(got[0], Pos) and isinstance(value, Tensor) and got[0].shape != value.shape:
                 here, there = tuple(got[0].shape), tuple(value.shape)
                 raise OptionError(f"the rule for {op} gave positions of shape {here} to a result of {there}: expand")
@@ -105,7 +105,7 @@ def reader(kind: str, task: str) -> Callable[[Reader], Reader]:
         def checked(path: Path, split: str | None, classes: int | None) -> Listing:
             got = made(path, split, classes)
             if not isinstance(got, Listing):
-                raise DataError(f"{kind}:{path}: its reader returned {type(got).__name__}; wanted a Listing")
+                raise DataError(f"{kind}:{path}: its reader returned {type(got).__name__}; expected a Listing")
             return got
 
         data.KINDS[kind], data.TASKS[kind] = checked, task
@@ -124,7 +124,7 @@ def library(name: str) -> Callable[[Library], Library]:
         def checked(model: str) -> Blueprint:
             got = made(model)
             if not isinstance(got, Blueprint):
-                raise SpecError(f"{name}:{model}: the library returned {type(got).__name__}; wanted a Blueprint")
+                raise SpecError(f"{name}:{model}: the library returned {type(got).__name__}; expected a Blueprint")
             return got
 
         libraries.LIBRARIES[name] = checked
@@ -150,7 +150,7 @@ def view(
     undo     its way back on a segmentation output (B, K, h, w) of what it moved; without one it is for classification
     """
     if values is not None and not values[0] < values[1]:
-        raise OptionError(f"view {name!r}: values are {values!r}; wanted (low, high)")
+        raise OptionError(f"view {name!r}: values are {values!r}; expected (low, high)")
     if undo is not None and not moves:
         raise OptionError(f"view {name!r} has an undo, but does not move pixels; say moves=True, or leave undo out")
 
@@ -176,7 +176,7 @@ def view(
 def _claim(what: str, table: Mapping[str, Any], name: str, form: str, made: Callable[..., Any]) -> None:
     """The name is of the right form and free, or this very function had it before."""
     if not isinstance(name, str) or not re.fullmatch(form, name):
-        raise OptionError(f"{what} {name!r}: wanted a name of the form {form}")
+        raise OptionError(f"{what} {name!r}: expected a name of the form {form}")
     where = (made.__module__, made.__qualname__)
     if name in table and _givers.get((what, name)) != where:
         by = " by {}.{}".format(*_givers[what, name]) if (what, name) in _givers else ", it is unstride's own"

@@ -101,7 +101,7 @@ def test_the_table_of_a_volume_has_all_its_axes(tmp_path: Path) -> None:
         (["nets.py:nobody"], "has no function 'nobody'"),
         (["elsewhere.py:net"], "there is no file elsewhere.py"),
         (["torchvision:resnet19"], "did you mean"),
-        (["resnet18"], "wanted torchvision:NAME"),
+        (["resnet18"], "expected torchvision:NAME"),
         (["nets.py:net", "--weights", "none.pt"], "none.pt"),
     ],
 )

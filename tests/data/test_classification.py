@@ -209,7 +209,7 @@ def test_csv(tmp_path):
     (tmp_path / "words.csv").write_text('a.png,dog\n"sub/b, c.png",cat\n')
     words = load(f"csv:{tmp_path}/words.csv", SMALL)
     assert (labels(words), words.classes) == ([1, 0], ("cat", "dog"))
-    with pytest.raises(DataError, match=r"a\.png: its label is 7; wanted 0 to 4"):
+    with pytest.raises(DataError, match=r"a\.png: its label is 7; expected 0 to 4"):
         load(f"csv:{tmp_path}/numbers.csv", SMALL, classes=5)
     for text, hint in (
         ("a.png,0\nabsent.png,1\n", r"absent\.png: no such file"),
@@ -237,7 +237,7 @@ def test_npz(tmp_path):
     torch.testing.assert_close(gray.tensors(3)[0][0], torch.tensor(x[3, ..., 0]) / 255)
     for arrays, hint in (
         ({"x": x.astype(float), "y": y}, "float64"),
-        ({"x": x, "y": y[:5]}, "wanted 12 integers"),
+        ({"x": x, "y": y[:5]}, "expected 12 integers"),
         ({"x": x, "y": y - 1}, "image [0-9]+: its label is -1"),
         ({"x": x}, "arrays x and y"),
         ({"x": x, "y": np.array([_Bomb()] * 12, dtype=object)}, "arrays x and y"),
@@ -271,7 +271,7 @@ def test_hf_on_disk(tmp_path):
     with pytest.raises(DataError, match="save_to_disk"):
         load(f"hf:{tmp_path}", SMALL)
     hf.Dataset.from_dict({"text": ["x"]}).save_to_disk(str(tmp_path / "text"))
-    with pytest.raises(DataError, match="wanted one Image"):
+    with pytest.raises(DataError, match="expected one Image"):
         load(f"hf:{tmp_path}/text", SMALL)
 
 
@@ -280,7 +280,7 @@ def test_the_embedded_sample():
     assert len(data) == 50
     assert data.tensors(0)[0].shape == (1, 64, 64)
     assert len(set(labels(data))) == len(data.classes) == 10
-    with pytest.raises(DataError, match="wanted 0 to 2"):
+    with pytest.raises(DataError, match="expected 0 to 2"):
         load("sample", SMALL, classes=3)
 
 
@@ -353,7 +353,7 @@ def test_data_goes_to_worker_processes(tmp_path):
     [
         ("imagnet:x", "did you mean imagenet"),
         ("folder", "folder:PATH"),
-        ("sample:x", "wanted sample"),
+        ("sample:x", "expected sample"),
         ("", "folder:PATH"),
     ],
 )
@@ -376,10 +376,10 @@ def test_a_path_without_its_kind_is_an_error_that_names_the_kind(tmp_path, monke
         (tmp_path / file).touch()
     asked = {"digits/val": "folder:digits/val", "scenes": "masks:scenes", "labels.csv": "csv:labels.csv"}
     for name, meant in asked.items():
-        with pytest.raises(SpecError, match=rf"wanted one of .*; did you mean {meant}\?$"):
+        with pytest.raises(SpecError, match=rf"expected one of .*; did you mean {meant}\?$"):
             load(name, SMALL)
     for name in ("", "notes.txt", "x" * 5000, "a\0b"):
-        with pytest.raises(SpecError, match=r"is not understood; wanted one of .*(PATH|sample-segmentation)$"):
+        with pytest.raises(SpecError, match=r"is not understood; expected one of .*(PATH|sample-segmentation)$"):
             load(name, SMALL)
 
 

@@ -176,7 +176,7 @@ def test_masks_that_do_not_fit(tmp_path):
     image(tmp_path / "images/a.png")
     with pytest.raises(DataError, match="matched by name"):
         load(f"masks:{tmp_path}", WHOLE)
-    with pytest.raises(DataError, match=r"wanted images/ and masks/"):
+    with pytest.raises(DataError, match=r"expected images/ and masks/"):
         load(f"masks:{tmp_path / 'nowhere'}", WHOLE)
 
 
@@ -218,7 +218,7 @@ def test_masks_of_lossy_formats_are_refused(tmp_path, suffix):
     options = {"compression": "jpeg"} if suffix == "tif" else {}
     Image.fromarray(labels).save(tmp_path / "masks" / f"a.{suffix}", **options)
     data = load(f"masks:{tmp_path}", Preprocess(None, None), classes=3)
-    with pytest.raises(DataError, match="wanted a PNG"):
+    with pytest.raises(DataError, match="expected a PNG"):
         data.tensors(0)
 
 

@@ -100,7 +100,7 @@ def test_several_labels_in_the_models_order(tmp_path: Path) -> None:
     [
         ("path,cat\np0.png,2\n", "row 2.*0 or 1"),
         ("path,cat\np0.png,yes\n", "row 2.*0 or 1"),
-        ("path,cat\np0.png,1,0\n", "row 2: 3 cells; wanted 2"),
+        ("path,cat\np0.png,1,0\n", "row 2: 3 cells; expected 2"),
         ("path,cat\nnone.png,1\n", r"none\.png: no such file.*row 2"),
         ("path,cat,cat\np0.png,1,0\n", "named twice"),
         ("path,cat\np0.png,1\np1.png,1\n./p0.png,0\n", "row 4.*row 2, too"),
@@ -167,9 +167,9 @@ def test_pairs(tmp_path: Path) -> None:
         ("query,match\np0.png,none.png\n", r"none\.png: no such file.*row 2"),
         ("query,match\nnone.png,p0.png\n", r"none\.png: no such file.*row 2"),
         ("query,match\np0.png,p0.png\n", "row 2.*its own match"),
-        ("p0.png,p1.png\np1.png,p2.png\n", r"titles.*p1\.png; wanted query,match"),
-        ("query,match,how\np0.png,p1.png,1\n", "match, how; wanted query,match"),
-        ("query,match\np0.png\n", "row 2: 1 cells; wanted 2"),
+        ("p0.png,p1.png\np1.png,p2.png\n", r"titles.*p1\.png; expected query,match"),
+        ("query,match,how\np0.png,p1.png,1\n", "match, how; expected query,match"),
+        ("query,match\np0.png\n", "row 2: 1 cells; expected 2"),
         ("query,match\n", "no image found"),
     ],
 )

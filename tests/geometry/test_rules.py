@@ -34,7 +34,7 @@ def test_no_op_has_two_rules():
 
 
 def test_a_rule_is_a_function():
-    with pytest.raises(OptionError, match=r"'acme.thin': got str, wanted a function \(walk, node, value\)"):
+    with pytest.raises(OptionError, match=r"'acme.thin': got str, expected a function \(walk, node, value\)"):
         register("acme.thin", "conv2d")
     assert "acme.thin" not in RULES
 

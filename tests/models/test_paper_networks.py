@@ -117,7 +117,7 @@ def test_missing_and_left_over_tensors_are_named_with_their_nearest() -> None:
     message = str(caught.value)
     assert "resnet.pt" in message
     assert "1 missing: layer1.0.conv1.weight (nearest in the file: layer1.0.conv_1.weight)" in message
-    assert "1 unexpected: layer1.0.conv_1.weight (nearest wanted: layer1.0.conv1.weight)" in message
+    assert "1 unexpected: layer1.0.conv_1.weight (nearest expected: layer1.0.conv1.weight)" in message
 
 
 def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_weights_of_another_model_name_what_differs(tmp_path, state):
     for part in (
         "1 missing (features.0.bias)",
         "1 unexpected (features.0.extra)",
-        "(64, 1, 3, 3), wanted (64, 3, 3, 3)",
+        "(64, 1, 3, 3), expected (64, 3, 3, 3)",
     ):
         assert part in str(caught.value)
 

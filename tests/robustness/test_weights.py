@@ -239,7 +239,7 @@ def test_files_that_hold_no_weights(tmp_path: Path, spec: str, content: bytes, s
 
 
 def test_weights_that_are_a_folder_or_the_old_word(tmp_path: Path, spec: str) -> None:
-    with pytest.raises(SpecError, match="wanted default, random or the path"):
+    with pytest.raises(SpecError, match="expected default, random or the path"):
         load(spec, weights=tmp_path)
-    with pytest.raises(SpecError, match="wanted default, random or the path"):
+    with pytest.raises(SpecError, match="expected default, random or the path"):
         load(NET, weights="none")

@@ -52,7 +52,7 @@ def test_foreign_files_are_refused(tmp_path, monkeypatch) -> None:
         with pytest.raises(ArtefactError, match="not a file"):
             read_artefact(path, "thing")
     path = write_artefact(tmp_path / "a.safetensors", {}, {"kind": "other"})
-    with pytest.raises(ArtefactError, match="holds 'other', wanted 'thing'"):
+    with pytest.raises(ArtefactError, match="holds 'other', expected 'thing'"):
         read_artefact(path, "thing")
     monkeypatch.setattr(artefacts, "VERSION", 0)
     with pytest.raises(ArtefactError, match="Upgrade"):

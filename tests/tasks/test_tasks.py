@@ -137,5 +137,5 @@ def test_flips_are_left_out_where_they_would_be_wrong() -> None:
 def test_names() -> None:
     assert task_named("depth").name == "dense"
     for strange in ("boxes", 3, None):
-        with pytest.raises(OptionError, match="wanted one of 'auto'"):
+        with pytest.raises(OptionError, match="expected one of 'auto'"):
             task_named(strange)

@@ -69,7 +69,7 @@ def test_transforms_that_are_no_preprocess_are_named():
             check_preprocess(v2.Compose([step]))
     with pytest.raises(OptionError, match="Resize"):
         check_preprocess(v2.Compose([v2.CenterCrop(8), v2.Resize(8)]))
-    with pytest.raises(OptionError, match="got function, wanted a Preprocess"):
+    with pytest.raises(OptionError, match="got function, expected a Preprocess"):
         check_preprocess(as_lists)
 
 

@@ -121,7 +121,7 @@ def test_an_enhanced_model_takes_deep_images_and_uint8():
     wanted = (model(x) + model(x.flip(-1))) / 2
     for batch in (deep("I;16"), [deep("I")], rgb, rgb.permute(0, 3, 1, 2)):
         torch.testing.assert_close(better(batch), wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(OptionError, match="got int, wanted a Preprocess"):
+    with pytest.raises(OptionError, match="got int, expected a Preprocess"):
         unstride.enhance(model, example, recipe="flip", task="classification", preprocess=32)
 
 
@@ -158,11 +158,11 @@ X = torch.zeros(1, 3, 8, 8)
         (lambda: as_source(X.byte()), InputError, "uint8.*preprocess=Preprocess"),
         (lambda: as_source(torch.zeros(1, 2, 8, 8).byte(), Preprocess()), InputError, "1 or 3 channels"),
         (lambda: as_source(X.byte().to("meta"), Preprocess()), InputError, "meta tensor"),
-        (lambda: as_source(X, {"crop": 8}), OptionError, "got dict, wanted a Preprocess"),
+        (lambda: as_source(X, {"crop": 8}), OptionError, "got dict, expected a Preprocess"),
         (lambda: as_source(Image.new("RGB", (8, 8)), {"crop": 8}), InputError, "got preprocess={'crop': 8}"),
         (lambda: PILImages([X], Preprocess()), InputError, "got Tensor"),
         (lambda: PILImages([Image.new("RGB", (8, 8))], None), InputError, "got preprocess=None"),
-        (lambda: as_source([Image.new("RGB", (8, 8)), X], Preprocess()), InputError, "wanted a tensor"),
+        (lambda: as_source([Image.new("RGB", (8, 8)), X], Preprocess()), InputError, "expected a tensor"),
         (lambda: Canvas(X, preprocess={}), OptionError, "got dict"),
         (lambda: Canvas(X, crop="a"), OptionError, "crop is 'a'"),
         (lambda: Canvas(X, crop=3.5), OptionError, r"crop is 3\.5"),

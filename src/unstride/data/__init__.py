@@ -133,7 +133,7 @@ class Dataset:
 def check_limit(limit: int | None) -> None:
     """Refuse a limit that is no positive number of images."""
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise OptionError(f"limit is {limit!r}; wanted a positive number of images")
+        raise OptionError(f"limit is {limit!r}; expected a positive number of images")
 
 
 def load(
@@ -153,18 +153,18 @@ def load(
     ignore   in `masks`, the value of pixels without a label, beside 255
     """
     if not isinstance(name, str):
-        raise SpecError(f"data {name!r} is {type(name).__name__}; wanted KIND:PATH")
+        raise SpecError(f"data {name!r} is {type(name).__name__}; expected KIND:PATH")
     if not isinstance(preprocess, Preprocess):
-        raise OptionError(f"preprocess is {type(preprocess).__name__}; wanted unstride.Preprocess, as the model's")
+        raise OptionError(f"preprocess is {type(preprocess).__name__}; expected unstride.Preprocess, as the model's")
     if not isinstance(split, str | None):
-        raise OptionError(f"split is {split!r}; wanted its name")
+        raise OptionError(f"split is {split!r}; expected its name")
     kind, _, path = name.partition(":")
     if kind not in KINDS:
         kinds = ", ".join(k if k.startswith("sample") else f"{k}:PATH" for k in KINDS)
         near = _kind_of(name) or close_to(kind, KINDS)
-        raise SpecError(f"data {name!r} is not understood; wanted one of {kinds}{near}")
+        raise SpecError(f"data {name!r} is not understood; expected one of {kinds}{near}")
     if bool(path) == kind.startswith("sample"):
-        raise SpecError(f"data {name!r}: wanted {kind if kind.startswith('sample') else f'{kind}:PATH'}")
+        raise SpecError(f"data {name!r}: expected {kind if kind.startswith('sample') else f'{kind}:PATH'}")
     check_limit(limit)
     task = TASKS[kind]
     if MEANING[task].maps and preprocess.crop is not None:

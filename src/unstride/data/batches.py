@@ -40,7 +40,7 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         hint = "; for one batch give [(images, labels)]" if isinstance(batch, Tensor) else ""
         raise InputError(
-            f"{what}: got a batch that is {_described(batch)}, wanted (images, labels), labels as numbers, or a dict "
+            f"{what}: got a batch that is {_described(batch)}, expected (images, labels), labels as numbers, or a dict "
             f"with pixel_values and labels{hint}"
         ) from error
     pixels = getattr(images, "pixels", images)  # of a canvas
@@ -50,7 +50,7 @@ def unpacked(batch: Any, what: str, task: str | None = None) -> tuple[Any, Tenso
         return images, _numbers(labels, count, what, task)
     if labels.ndim == 0 or len(labels) != count or labels.is_floating_point():
         raise InputError(
-            f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted an integer each, or a mask"
+            f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; expected integers or masks"
         )
     return images, labels
 
@@ -76,7 +76,7 @@ def _numbers(labels: Tensor, count: int, what: str, task: str) -> Tensor:
     fits = values.ndim == axes and len(values) == count and not bool(values.isinf().any())
     fits = fits and (task == "dense" or not bool(values.isnan().any()))
     if not fits or (task == "multilabel" and not bool(((values == 0) | (values == 1)).all())):
-        raise InputError(f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; wanted {wanted}")
+        raise InputError(f"{what}: labels {tuple(labels.shape)} {labels.dtype} for {count} images; expected {wanted}")
     return values
 
 
@@ -88,7 +88,7 @@ def legend(task: str | None) -> str:
 def reusable(loader: Any, what: str) -> None:
     """A loader is read more than once, so an iterator will not do."""
     if not isinstance(loader, Iterable) or isinstance(loader, str | bytes | Tensor | Mapping):
-        raise InputError(f"{what}: got {type(loader).__name__}, wanted batches (images, labels), e.g. a DataLoader")
+        raise InputError(f"{what}: got {type(loader).__name__}, expected batches (images, labels), e.g. a DataLoader")
     if isinstance(loader, Iterator):
         raise InputError(f"{what}: an iterator can be read once only; pass a DataLoader or a list of batches")
 
@@ -130,7 +130,7 @@ class FromBatches:
             several = self._fixed_task not in NUMBERS and labels.ndim == 2 and labels.shape[1] > 1
             if several and getattr(images, "ndim", 0) > 3:  # of signals (B, C, L) it is a mask
                 raise InputError(
-                    f"data: labels {tuple(labels.shape)} for {len(images)} images; wanted an integer each, or a mask. "
+                    f"data: labels {tuple(labels.shape)} for {len(images)} images; expected integers or masks. "
                     "For several labels of each image, pass task='multilabel'"
                 )
             yield check_images(images, "data"), labels

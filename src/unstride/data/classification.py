@@ -49,10 +49,10 @@ def _folders(root: Path) -> list[str]:
 
 
 def _folder(path: Path, split: str | None, classes: int | None) -> Listing:
-    root = folder(path if split is None else path / split, "wanted a folder that holds a folder per class")
+    root = folder(path if split is None else path / split, "expected a folder that holds a folder per class")
     names = _folders(root)
     if not names:
-        raise DataError(f"{root}: there is no folder in it; wanted one per class")
+        raise DataError(f"{root}: there is no folder in it; expected one per class")
     entries: list[tuple[str, int]] = []
     where: dict[str, str] = {}
     for label, name in enumerate(names):
@@ -74,7 +74,7 @@ def _imagenet(path: Path, split: str | None, classes: int | None) -> Listing:
 
     split = choose(split, ("val", "train"), "imagenet")
     index = {wnid: i for i, wnid in enumerate(ImageNetInfo("imagenet-1k").label_names())}
-    root = path / split if (path / split).is_dir() else folder(path, f"wanted a folder that holds {split}/")
+    root = path / split if (path / split).is_dir() else folder(path, f"expected a folder that holds {split}/")
     wnids = [name for name in _folders(root) if re.fullmatch(r"n\d{8}", name)]
     unknown = [wnid for wnid in wnids if wnid not in index]
     if unknown:
@@ -106,7 +106,7 @@ def _flat_imagenet(root: Path, meta: Path, index: dict[str, int]) -> list[tuple[
         match = re.fullmatch(r"ILSVRC2012_val_(\d{8})", Path(name).stem)
         if not match or not 1 <= int(match[1]) <= len(labels):
             raise DataError(
-                f"{root / name}: not an image of the validation set; wanted ILSVRC2012_val_00000001.JPEG, ..."
+                f"{root / name}: not an image of the validation set; expected ILSVRC2012_val_00000001.JPEG, ..."
             )
         entries.append((name, labels[int(match[1]) - 1]))
     return entries
@@ -118,7 +118,7 @@ def _flowers102(path: Path, split: str | None, classes: int | None) -> Listing:
 
     split = choose(split, ("test", "train", "val"), "flowers102")
     root = path / "flowers-102" if (path / "flowers-102").is_dir() else path
-    folder(root / "jpg", "wanted torchvision's flowers-102/ with jpg/, imagelabels.mat and setid.mat")
+    folder(root / "jpg", "expected torchvision's flowers-102/ with jpg/, imagelabels.mat and setid.mat")
     labels = _matlab(root / "imagelabels.mat", "labels")
     ids = _matlab(root / "setid.mat", {"train": "trnid", "val": "valid", "test": "tstid"}[split])
     entries = []
@@ -153,7 +153,7 @@ def _cifar(kind: str, path: Path, split: str | None, classes: int | None) -> Lis
     split = choose(split, ("test", "train"), kind)
     made = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[kind]
     root = path.parent if path.name == made.base_folder else path
-    folder(root / made.base_folder, f"wanted torchvision's {made.base_folder}/")
+    folder(root / made.base_folder, f"expected torchvision's {made.base_folder}/")
     try:
         # These are pickles. torchvision compares the MD5 of each with the official one before it opens any.
         data = made(str(root), train=split == "train")
@@ -167,7 +167,7 @@ def _cifar(kind: str, path: Path, split: str | None, classes: int | None) -> Lis
 def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
     no_split(split, "csv")
     if not path.is_file():
-        raise DataError(f"{path}: no such file; wanted a CSV of path,label")
+        raise DataError(f"{path}: no such file; expected a CSV of path,label")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream)
@@ -183,12 +183,12 @@ def _csv(path: Path, split: str | None, classes: int | None) -> Listing:
     seen: dict[str, int] = {}
     for line, row in rows:
         if len(row) <= column or not row[0] or not row[column]:
-            raise DataError(f"{path}, row {line}: {','.join(row)!r}; wanted path,label")
+            raise DataError(f"{path}, row {line}: {','.join(row)!r}; expected path,label")
         file, label = row[0], row[column]
         if not (path.parent / file).is_file():
             raise DataError(f"{path.parent / file}: no such file, but {path.name} has it in row {line}")
         if (first := seen.setdefault(os.path.realpath(path.parent / file), line)) != line:
-            raise DataError(f"{path}, row {line}: {file} is in row {first}, too; wanted each image once")
+            raise DataError(f"{path}, row {line}: {file} is in row {first}, too; expected each image once")
         named.append((file, label))
         written.setdefault(label, f"{path}, row {line}, {file}")
     words = sorted(written)
@@ -204,14 +204,14 @@ def _other_columns(
     """The columns beside path and label, by title."""
     for line, row in rows:
         if len(row) != len(titles):
-            raise DataError(f"{path}, row {line}: {len(row)} cells; wanted {len(titles)}, as the titles")
+            raise DataError(f"{path}, row {line}: {len(row)} cells; expected {len(titles)}, as the titles")
     others = [k for k in range(1, len(titles)) if k != label]
     columns = {titles[k]: tuple(row[k] for _, row in rows) for k in others}
     if len(columns) < len(others):
         raise DataError(f"{path}: a title is there twice: {', '.join(titles)}")
     for line, row in rows:
         if "group" in columns and not row[titles.index("group")]:
-            raise DataError(f"{path}, row {line}: no group; wanted one for each image, or no column called group")
+            raise DataError(f"{path}, row {line}: no group; expected one for each image, or no column called group")
     return columns
 
 
@@ -222,11 +222,13 @@ def _label_column(path: Path, rows: list[tuple[int, list[str]]]) -> tuple[int, l
     line, first = rows[0]
     titled = first[0].lower() in _HEADERS
     if len(first) > 2 and not titled:
-        raise DataError(f"{path}, row {line}: {len(first)} columns; wanted path,label, or a first row that names them")
+        raise DataError(
+            f"{path}, row {line}: {len(first)} columns; expected path,label, or a first row that names them"
+        )
     if len(first) > 2:
         columns = [k for k, title in enumerate(first) if title.lower() in _LABELS]
         if len(columns) != 1:
-            raise DataError(f"{path}: columns {', '.join(first)}; wanted one that is called {' or '.join(_LABELS)}")
+            raise DataError(f"{path}: columns {', '.join(first)}; expected one that is called {' or '.join(_LABELS)}")
         return columns[0], rows[1:]
     return 1, rows[1:] if titled else rows
 
@@ -234,17 +236,17 @@ def _label_column(path: Path, rows: list[tuple[int, list[str]]]) -> tuple[int, l
 def _npz(path: Path, split: str | None, classes: int | None) -> Listing:
     no_split(split, "npz")
     if not path.is_file():
-        raise DataError(f"{path}: no such file; wanted arrays x and y in a .npz")
+        raise DataError(f"{path}: no such file; expected arrays x and y in a .npz")
     try:
         check_inflation(path, _INFLATES, 1 << 28)
         with np.load(path, allow_pickle=False) as arrays:
             x, y = arrays["x"], arrays["y"]
     except Exception as error:  # numpy raises nearly anything on a damaged file
-        raise DataError(f"{path}: wanted plain arrays x and y ({type(error).__name__}: {error})") from error
+        raise DataError(f"{path}: expected plain arrays x and y ({type(error).__name__}: {error})") from error
     if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)) or not all(x.shape[1:]):
-        raise DataError(f"{path}: x is {x.dtype} {x.shape}; wanted uint8 (N, H, W, 3) or (N, H, W)")
+        raise DataError(f"{path}: x is {x.dtype} {x.shape}; expected uint8 (N, H, W, 3) or (N, H, W)")
     if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
-        raise DataError(f"{path}: y is {y.dtype} {y.shape}; wanted {len(x)} integers")
+        raise DataError(f"{path}: y is {y.dtype} {y.shape}; expected {len(x)} integers")
     check_labels([f"{path}, image {i}" for i in range(len(y))], y.tolist(), classes)
     return of_arrays(x, y.tolist())
 
@@ -254,7 +256,7 @@ def _hf(path: Path, split: str | None, classes: int | None) -> Listing:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError("hf data needs the datasets library: pip install 'unstride[hf]'") from error
-    folder(path, "wanted a folder written by save_to_disk")
+    folder(path, "expected a folder written by save_to_disk")
     try:
         data = datasets.load_from_disk(str(path))
     except Exception as error:
@@ -268,7 +270,9 @@ def _hf(path: Path, split: str | None, classes: int | None) -> Listing:
     named = [name for name, feature in data.features.items() if isinstance(feature, datasets.ClassLabel)]
     columns = named or [name for name in ("label", "labels", "fine_label") if name in data.features]
     if len(images) != 1 or not columns:
-        raise DataError(f"{path}: columns {dict(data.features)}; wanted one Image and a ClassLabel or a number `label`")
+        raise DataError(
+            f"{path}: columns {dict(data.features)}; expected one Image and a ClassLabel or a number `label`"
+        )
     labels = [int(label) for label in data[columns[0]]]
     check_labels([f"{path}, image {i}" for i in range(len(labels))], labels, classes)
     raw = data.cast_column(images[0], datasets.Image(decode=False))  # decoded by open_image, with its checks

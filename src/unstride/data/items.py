@@ -144,7 +144,7 @@ def check_labels(names: Sequence[str], labels: Sequence[int], classes: int | Non
     for name, label in zip(names, labels, strict=True):
         if label < 0 or (classes is not None and label >= classes):
             top = "" if classes is None else f" to {classes - 1}, the model's classes"
-            raise DataError(f"{name}: its label is {label}; wanted 0{top or ' or more'}")
+            raise DataError(f"{name}: its label is {label}; expected 0{top or ' or more'}")
 
 
 def check_classes(name: str | Path, count: int, classes: int | None) -> None:

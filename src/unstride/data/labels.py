@@ -44,7 +44,7 @@ class Classes:
         )
         if isinstance(classes, int) or not named or not classes:
             raise OptionError(
-                f"classes is {classes!r}; wanted the model's number of classes, or their names in its order"
+                f"classes is {classes!r}; expected the model's number of classes, or their names in its order"
             )
         return Classes(len(classes), tuple(classes))
 
@@ -118,7 +118,7 @@ def _written(name: str, listing: Listing, classes: Classes) -> Matched:
         return _by_number(name, listing, classes, whole, in_order)
     if whole and not listing.folders:
         word = min((w for w in words if w not in whole), key=lambda w: len(w))
-        raise DataError(f"{listing.written[word]}: its label is {word!r}, where others are numbers; wanted one kind")
+        raise DataError(f"{listing.written[word]}: its label is {word!r}, where others are numbers; expected one kind")
     if classes.names:
         word = unknown[0]
         raise DataError(

@@ -83,7 +83,7 @@ def _item(root: Path, tables: Mapping[str, Array], entry: tuple[str, str]) -> It
 
 def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:
     split = choose(split, ("val", "train", "test"), "cityscapes")
-    images = folder(path / "leftImg8bit" / split, "wanted leftImg8bit/ and gtFine/, each with the splits")
+    images = folder(path / "leftImg8bit" / split, "expected leftImg8bit/ and gtFine/, each with the splits")
     entries = []
     for image in sorted(images.glob("*/*_leftImg8bit.png")):
         stem = f"gtFine/{split}/{image.parent.name}/{image.name.removesuffix('_leftImg8bit.png')}_gtFine_"
@@ -100,7 +100,7 @@ def _cityscapes(path: Path, split: str | None, classes: int | None) -> Listing:
 def _ade20k(path: Path, split: str | None, classes: int | None) -> Listing:
     split = choose("validation" if split == "val" else split, ("validation", "training"), "ade20k")
     root = path / "ADEChallengeData2016" if (path / "ADEChallengeData2016").is_dir() else path
-    images = folder(root / "images" / split, "wanted ADEChallengeData2016/ with images/ and annotations/")
+    images = folder(root / "images" / split, "expected ADEChallengeData2016/ with images/ and annotations/")
     entries = []
     for image in sorted(images.glob("*.jpg")):
         mask = f"annotations/{split}/{image.stem}.png"
@@ -118,7 +118,7 @@ def _ade_names(path: Path) -> tuple[str, ...]:
     lines = _text(path).splitlines()[1:]
     names = tuple(line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip())
     if len(names) != _ADE_CLASSES:
-        raise DataError(f"{path}: {len(names)} classes; wanted a line of titles and {_ADE_CLASSES} of classes")
+        raise DataError(f"{path}: {len(names)} classes; expected a line of titles and {_ADE_CLASSES} of classes")
     return names
 
 
@@ -126,17 +126,17 @@ def _masks(path: Path, split: str | None, classes: int | None, ignore: int | Non
     root = path if split is None else path / split
     if split is None and not (path / "images").is_dir():
         splits = sorted(p.parent.name for p in path.glob("*/images")) if path.is_dir() else []
-        hint = f"choose a split: {', '.join(splits)}" if splits else "wanted images/ and masks/"
+        hint = f"choose a split: {', '.join(splits)}" if splits else "expected images/ and masks/"
         raise DataError(f"{path / 'images'}: no such folder; {hint}")
     images, masks = (
-        folder(root / "images", "wanted images/ and masks/"),
-        folder(root / "masks", "wanted it beside images/"),
+        folder(root / "images", "expected images/ and masks/"),
+        folder(root / "masks", "expected it beside images/"),
     )
     pairs = paired(images, masks, is_image_name)
     names = _lines(path / "classes.txt")
     void = ignore if ignore is not None else _number(path / "ignore.txt")
     if void is not None and not 0 <= void <= 255:
-        raise OptionError(f"ignore is {void}; wanted a value of a mask's pixels, 0 to 255")
+        raise OptionError(f"ignore is {void}; expected a value of a mask's pixels, 0 to 255")
     if len(names) > IGNORE:
         raise DataError(f"{path / 'classes.txt'}: {len(names)} names; masks have at most {IGNORE} classes")
     count = len(names) or min(classes or IGNORE, IGNORE)
@@ -151,14 +151,14 @@ def _lines(path: Path) -> tuple[str, ...]:
         return ()
     lines = tuple(line.strip() for line in _text(path).rstrip().splitlines())
     if "" in lines:
-        raise DataError(f"{path}, line {lines.index('') + 1}: it is empty; wanted a name in each line")
+        raise DataError(f"{path}, line {lines.index('') + 1}: it is empty; expected a name in each line")
     return lines
 
 
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > _BYTES:
-            raise DataError(f"{path}: {path.stat().st_size:,} bytes; wanted a short text file")
+            raise DataError(f"{path}: {path.stat().st_size:,} bytes; expected a short text file")
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text ({error})") from error
@@ -167,7 +167,7 @@ def _text(path: Path) -> str:
 def _number(path: Path) -> int | None:
     lines = _lines(path)
     if lines and not (len(lines) == 1 and lines[0].isdecimal() and len(lines[0]) < 5):
-        raise DataError(f"{path}: {' '.join(lines)[:60]!r}; wanted one number, the value of pixels without a label")
+        raise DataError(f"{path}: {' '.join(lines)[:60]!r}; expected one number, the value of pixels without a label")
     return int(lines[0]) if lines else None
 
 

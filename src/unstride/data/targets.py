@@ -27,7 +27,7 @@ _PAIRS = "query,match with two images that belong together in each row"
 def _depth(path: Path, split: str | None, classes: int | None) -> Listing:
     """images/ and depth/, matched by name: 16-bit PNG (0: not measured) divided by the number in scale.txt, or npy."""
     root = path if split is None else path / split
-    wanted = "wanted images/ and depth/ (16-bit PNG, or .npy), or SPLIT/images and SPLIT/depth"
+    wanted = "expected images/ and depth/ (16-bit PNG, or .npy), or SPLIT/images and SPLIT/depth"
     images, maps = (folder(root / name, wanted) for name in ("images", "depth"))
     pairs = paired(images, maps, lambda p: p.suffix in (".png", ".npy"))
     entries = [(f"images/{image.name}", f"depth/{depth.name}") for image, depth in pairs]
@@ -42,7 +42,9 @@ def _scale(path: Path) -> float:
         if not 0 < number < float("inf"):
             raise ValueError(number)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}; wanted one positive number, by which a map's values are divided") from error
+        raise DataError(
+            f"{path}: {error}; expected one positive number, by which a map's values are divided"
+        ) from error
     return number
 
 
@@ -67,7 +69,7 @@ def _read_depth(path: Path, scale: float) -> Tensor:
         raise DataError(f"{path}: cannot be read as a map ({type(error).__name__}: {error})") from error
     values = values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values
     if values.ndim != 2:
-        raise DataError(f"{path}: its shape is {values.shape}; wanted one number for each pixel, (H, W)")
+        raise DataError(f"{path}: its shape is {values.shape}; expected one number for each pixel, (H, W)")
     return torch.from_numpy(np.ascontiguousarray(values, np.float32))
 
 
@@ -75,17 +77,17 @@ def _table(path: Path, split: str | None, kind: str, wanted: str) -> tuple[list[
     """Titles, and (path, cells) of each row of a CSV."""
     no_split(split, kind)
     if not path.is_file():
-        raise DataError(f"{path}: no such file; wanted a CSV of {wanted}")
+        raise DataError(f"{path}: no such file; expected a CSV of {wanted}")
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             rows = [[cell.strip() for cell in row] for row in csv.reader(stream) if row]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8 ({error})") from error
     if not rows or len(rows[0]) < 2:
-        raise DataError(f"{path}: wanted a first row of titles, {wanted}")
+        raise DataError(f"{path}: expected a first row of titles, {wanted}")
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(rows[0]):
-            raise DataError(f"{path}, row {number}: {len(row)} cells; wanted {len(rows[0])}, as the titles")
+            raise DataError(f"{path}, row {number}: {len(row)} cells; expected {len(rows[0])}, as the titles")
         if not (path.parent / row[0]).is_file():
             raise DataError(f"{path.parent / row[0]}: no such file, but {path.name} has it in row {number}")
     return rows[0][1:], [(row[0], row[1:]) for row in rows[1:]]
@@ -109,13 +111,13 @@ def _vectors(path: Path, rows: Sequence[tuple[str, list[str]]], check: Callable[
     seen: dict[str, int] = {}
     for number, (file, cells) in enumerate(rows, 2):
         if (first := seen.setdefault(os.path.realpath(path.parent / file), number)) != number:
-            raise DataError(f"{path}, row {number}: {file} is in row {first}, too; wanted each image once")
+            raise DataError(f"{path}, row {number}: {file} is in row {first}, too; expected each image once")
         try:
             values = tuple(float(cell) for cell in cells)
         except ValueError:
             values = (float("nan"),)
         if not all(check(v) for v in values):
-            raise DataError(f"{path}, row {number}: {', '.join(cells)[:60]!r}; wanted {wanted}")
+            raise DataError(f"{path}, row {number}: {', '.join(cells)[:60]!r}; expected {wanted}")
         entries.append((file, values))
     stamped = stamp(np.array([v for _, v in entries], np.float64))
     return Listing(entries, partial(_vector_item, path.parent), stamp=stamped)
@@ -150,14 +152,14 @@ def _pairs(path: Path, split: str | None, classes: int | None) -> Listing:
     """
     titles, rows = _table(path, split, "pairs", _PAIRS)
     if [title.lower() for title in titles] != ["match"]:
-        raise DataError(f"{path}: the titles are {', '.join(['...', *titles])}; wanted {_PAIRS}")
+        raise DataError(f"{path}: the titles are {', '.join(['...', *titles])}; expected {_PAIRS}")
     numbers: dict[str, int] = {}
     matches: dict[str, list[int]] = {}
     for row, (query, (match,)) in enumerate(rows, 2):
         if not (path.parent / match).is_file():
             raise DataError(f"{path.parent / match}: no such file, but {path.name} has it in row {row}")
         if query == match:
-            raise DataError(f"{path}, row {row}: {query} is its own match; wanted another image")
+            raise DataError(f"{path}, row {row}: {query} is its own match; expected another image")
         for name in (query, match):
             numbers.setdefault(name, len(numbers))
         matches.setdefault(query, []).append(numbers[match])

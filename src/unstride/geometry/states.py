@@ -124,10 +124,10 @@ class StateSpace:
         try:
             entries = value.selections if isinstance(value, State) else tuple(value)
         except TypeError:
-            raise OptionError(f"state {value!r}: wanted a selection for each of {len(self.rates)} layers") from None
+            raise OptionError(f"state {value!r}: expected a selection for each of {len(self.rates)} layers") from None
         if len(entries) != len(self.rates):
             raise OptionError(
-                f"state {value!r}: got {len(entries)} selections, wanted {len(self.rates)}, one per layer"
+                f"state {value!r}: got {len(entries)} selections, expected {len(self.rates)}, one per layer"
             )
         out = []
         for layer, (entry, rate) in enumerate(zip(entries, self.rates, strict=True), 1):

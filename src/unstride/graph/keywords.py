@@ -24,7 +24,9 @@ def image_argument(model: nn.Module, images: Any, inputs: dict[str, Any]) -> Any
         found = maps[0] if len(maps) == 1 else first
         if found is None:
             came = ", ".join(inputs) or "nothing"
-            raise InputError(f"images: got {came}, wanted the images first, or by the name that the model has for them")
+            raise InputError(
+                f"images: got {came}, expected the images first, or by the name that the model has for them"
+            )
         images = rest.pop(found)
     for name, value in rest.items():
         usual = parameters[name].default if name in parameters else inspect.Parameter.empty

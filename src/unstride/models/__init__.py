@@ -108,7 +108,7 @@ class LoadedModel:
         if len(size) != axes:
             raise OptionError(f"image size {by(size)}: the model wants {axes} axes; give one number for all of them")
         if not (min(size) >= 1 and math.prod(size) <= MAX_ENLARGED):
-            raise OptionError(f"image size {by(size)}: wanted at least 1, and at most {MAX_ENLARGED} pixels")
+            raise OptionError(f"image size {by(size)}: expected at least 1, and at most {MAX_ENLARGED} pixels")
         channels = wanted_channels(self.model) or len(self.preprocess.mean)
         return torch.randn(1, channels, *size, generator=torch.Generator().manual_seed(0))
 
@@ -132,7 +132,7 @@ def load(spec: str, weights: str | Path | None = "default") -> LoadedModel:
     load("smp:Unet:resnet18", weights="unet.safetensors").model
     """
     if not isinstance(spec, str) or not isinstance(weights, str | Path | None):
-        raise SpecError(f"model {spec!r} with weights {weights!r}: wanted names, or the path of a weights file")
+        raise SpecError(f"model {spec!r} with weights {weights!r}: expected names, or the path of a weights file")
     weights = None if weights is None else str(weights)
     source, _, name = spec.partition(":")
     if source in libraries.LIBRARIES and name:
@@ -147,7 +147,7 @@ def load(spec: str, weights: str | Path | None = "default") -> LoadedModel:
         loaded = _from_wheel(spec, match[1])
     else:
         known = [*libraries.LIBRARIES, "efficientnet-lite0", "sample", "sample-large", "sample-segmentation"]
-        raise SpecError(f"model {spec!r} is not understood; wanted {_FORMS}{close_to(source, known)}")
+        raise SpecError(f"model {spec!r} is not understood; expected {_FORMS}{close_to(source, known)}")
     if weights == "random":
         raise SpecError(f"{spec}: it comes with its own weights, but random ones were asked for; leave that out")
     if weights not in (None, "default"):
@@ -256,7 +256,7 @@ def _as_preprocess(given: Any, spec: str) -> Preprocess:
     except OptionError as error:
         raise SpecError(f"{spec}: {error}") from error
     if prepared is None:
-        raise SpecError(f"{spec}: it returned no preprocessing beside the module; wanted a Preprocess.")
+        raise SpecError(f"{spec}: it returned no preprocessing beside the module; expected a Preprocess.")
     return prepared
 
 

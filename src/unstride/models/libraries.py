@@ -152,7 +152,7 @@ def _smp(name: str) -> Blueprint:
     arch, _, encoder = name.partition(":")
     known = [made.__name__ for made in smp.MODEL_ARCHITECTURES_MAPPING.values()]
     if arch.lower() not in smp.MODEL_ARCHITECTURES_MAPPING or not encoder:
-        raise SpecError(f"smp:{name}: wanted smp:ARCH:ENCODER, ARCH one of {', '.join(known)}{close_to(arch, known)}")
+        raise SpecError(f"smp:{name}: expected smp:ARCH:ENCODER, ARCH one of {', '.join(known)}{close_to(arch, known)}")
     universal = encoder.startswith("tu-")  # any timm model as an encoder
     if not (timm.is_model(encoder[3:]) if universal else encoder in smp.encoders.encoders):
         names = [f"tu-{n}" for n in timm.list_models()] if universal else smp.encoders.get_encoder_names()

@@ -41,7 +41,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pt or .pth file by name. A file that would have to be unpickled is refused."""
     path = Path(path)
     if not path.is_file():
-        raise SpecError(f"weights {str(path)!r}: no such file; wanted default, random or the path of a weights file")
+        raise SpecError(f"weights {str(path)!r}: no such file; expected default, random or the path of a weights file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -63,7 +63,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(envelope), Mapping):
             content = content[envelope]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ArtefactError(f"{path}: wanted tensors by name, as model.state_dict() gives; it holds something else")
+        raise ArtefactError(f"{path}: expected tensors by name, as model.state_dict() gives; it holds something else")
     for key, value in content.items():
         if value.layout != torch.strided or value.is_meta or value.untyped_storage().nbytes() < value.nbytes:
             raise ArtefactError(f"{path}: {key} claims {tuple(value.shape)} values that are not in the file")
@@ -95,7 +95,7 @@ def fit(model: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     unexpected = [name for name in given if name not in own]
     shapes = [
-        f"{name} is {tuple(given[name].shape)}, wanted {tuple(own[name].shape)}"
+        f"{name} is {tuple(given[name].shape)}, expected {tuple(own[name].shape)}"
         for name in own
         if name in given and given[name].shape != own[name].shape
     ]

@@ -71,7 +71,7 @@ def read_artefact(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Te
     if version > VERSION:
         raise ArtefactError(f"{path} has format {version}, this unstride reads up to {VERSION}. Upgrade unstride.")
     if meta.get("kind") != kind:
-        raise ArtefactError(f"{path} holds {meta.get('kind')!r}, wanted {kind!r}. Give a saved {kind} file.")
+        raise ArtefactError(f"{path} holds {meta.get('kind')!r}, expected {kind!r}. Give a saved {kind} file.")
     if sha != digest(tensors):
         raise ArtefactError(f"{path} is damaged: its tensors are not those that were saved. Save it again.")
     return tensors, meta

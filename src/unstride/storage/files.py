@@ -36,7 +36,7 @@ def check_file(path: str | Path, name: str, suffixes: Sequence[str] = ()) -> Non
     """
     path = Path(path)
     if suffixes and path.suffix.lower() not in suffixes:
-        raise OptionError(f"{name} {path}: wanted a name that ends in {' '.join(suffixes)}")
+        raise OptionError(f"{name} {path}: expected a name that ends in {' '.join(suffixes)}")
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "not a plain file"

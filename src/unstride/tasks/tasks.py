@@ -310,7 +310,7 @@ def task_named(name: Any) -> Task:
     """`task_named("depth")`; an OptionError where there is none of that name."""
     found = TASKS.get(ALIASES.get(name, name)) if isinstance(name, str) else None
     if found is None:
-        raise OptionError(f"task: got {name!r}, wanted one of {', '.join(map(repr, ['auto', *TASKS, *ALIASES]))}")
+        raise OptionError(f"task: got {name!r}, expected one of {', '.join(map(repr, ['auto', *TASKS, *ALIASES]))}")
     return found
 
 

@@ -28,8 +28,8 @@ def check_preprocess(value: Any) -> Preprocess | None:
     steps = list(_steps(value))
     if not callable(value) or steps == [value]:
         raise OptionError(
-            f"preprocess: got {type(value).__name__}, wanted a Preprocess, or transforms of torchvision or timm. From "
-            "a dict, use Preprocess.from_json(...)"
+            f"preprocess: got {type(value).__name__}, expected a Preprocess, or transforms of torchvision or timm. "
+            "From a dict, use Preprocess.from_json(...)"
         )
     return _of_steps(steps)
 
@@ -71,7 +71,7 @@ def _of_steps(steps: Iterable[Any]) -> Preprocess:
             continue
         if name not in order or order.index(name) <= last or getattr(step, "max_size", None) is not None:
             raise OptionError(
-                f"preprocess: {step} cannot be read. Wanted Resize, CenterCrop, a step that makes a tensor in 0..1, "
+                f"preprocess: {step} cannot be read. Expected Resize, CenterCrop, a step that makes a tensor in 0..1, "
                 "Normalize, in this order; or write it as unstride.Preprocess(resize=..., crop=..., mean=..., std=...)."
             )
         last = order.index(name)

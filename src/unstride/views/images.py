@@ -60,11 +60,11 @@ def _indices(image: Image.Image, name: str) -> Array:
     if image.format in _LOSSY or jpeg_inside:
         raise DataError(
             f"{name}: a mask as {'JPEG in ' if jpeg_inside else ''}{image.format}, which may change labels when it "
-            "compresses; wanted a PNG. Save the masks again from their source"
+            "compresses; expected a PNG. Save the masks again from their source"
         )
     if image.mode not in ("P", "L", "1") and not image.mode.startswith("I"):
         raise DataError(
-            f"{name}: a mask with {image.mode} pixels; wanted one number per pixel: save it as a gray or palette PNG "
+            f"{name}: a mask with {image.mode} pixels; expected one number per pixel: save it as a gray or palette PNG "
             "whose values are class indices"
         )
     return np.asarray(image).astype(np.int64)
@@ -384,7 +384,7 @@ def uint8_images(images: Tensor) -> list[Image.Image]:
         images = images.permute(0, 2, 3, 1)
     elif images.shape[3] not in (1, 3):
         raise InputError(
-            f"images: got uint8 {tuple(images.shape)}, wanted (B, C, H, W) or (B, H, W, C) with 1 or 3 channels"
+            f"images: got uint8 {tuple(images.shape)}, expected (B, C, H, W) or (B, H, W, C) with 1 or 3 channels"
         )
     arrays = images.cpu().numpy()
     return [Image.fromarray(np.ascontiguousarray(a[..., 0] if a.shape[-1] == 1 else a)) for a in arrays]

@@ -117,7 +117,7 @@ class Canvas:
     def __post_init__(self) -> None:
         if not isinstance(self.pixels, Tensor) or self.pixels.ndim != 4:
             came = tuple(self.pixels.shape) if isinstance(self.pixels, Tensor) else type(self.pixels).__name__
-            raise InputError(f"images: got {came}, wanted floats (B, C, H, W); for one image pass image.unsqueeze(0)")
+            raise InputError(f"images: got {came}, expected floats (B, C, H, W); for one image pass image.unsqueeze(0)")
         _check_tensor(self.pixels)
         if not isinstance(self.preprocess, Preprocess | None):
             object.__setattr__(self, "preprocess", check_preprocess(self.preprocess))
@@ -159,7 +159,7 @@ def _box(box: Any) -> tuple[int, int, int, int]:
     try:
         top, left, h, w = map(operator.index, box)
     except (TypeError, ValueError) as error:
-        raise OptionError(f"canvas: box is {box!r}, wanted whole numbers (top, left, height, width)") from error
+        raise OptionError(f"canvas: box is {box!r}, expected whole numbers (top, left, height, width)") from error
     return top, left, h, w
 
 
@@ -202,16 +202,16 @@ def _check_tensor(pixels: Tensor) -> None:
     _check_layout(pixels)
     if pixels.dtype == torch.uint8:
         raise InputError(
-            f"images: got uint8 {tuple(pixels.shape)}; wanted floating point, normalised. uint8 images (B, C, H, W) or "
+            f"images: got uint8 {tuple(pixels.shape)}; expected normalised floats. uint8 images (B, C, H, W) or "
             "(B, H, W, C) are prepared where the preprocessing is known: pass enhance(..., preprocess=Preprocess(...))"
         )
 
 
 def _check_layout(pixels: Tensor) -> None:
     if pixels.device.type == "meta":
-        raise InputError("images: got a meta tensor, which has no values; wanted a tensor on a real device")
+        raise InputError("images: got a meta tensor, which has no values; expected a tensor on a real device")
     if pixels.layout != torch.strided:
-        raise InputError(f"images: got a tensor of layout {pixels.layout}; wanted a dense one: pass images.to_dense()")
+        raise InputError(f"images: got a tensor of layout {pixels.layout}; expected a dense one, images.to_dense()")
 
 
 def _cut(x: Tensor, dim: int, start: int, length: int) -> Tensor:
@@ -270,7 +270,7 @@ class PILImages:
         wrong = [type(image).__name__ for image in self.images if not isinstance(image, Image.Image)]
         if wrong or not isinstance(self.preprocess, Preprocess):
             came = wrong[0] if wrong else f"preprocess={self.preprocess!r}"
-            raise InputError(f"PILImages: got {came}, wanted PIL images and a Preprocess")
+            raise InputError(f"PILImages: got {came}, expected PIL images and a Preprocess")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -389,7 +389,7 @@ def as_source(images: Any, preprocess: Preprocess | None = None) -> Source:
         if preprocess is None:
             raise InputError("PIL images need the model's preprocessing: pass enhance(..., preprocess=...) or a tensor")
         return PILImages(list(several), preprocess)
-    raise InputError(f"images: got {type(images).__name__}, wanted a tensor (B, C, H, W), a Canvas or PIL images")
+    raise InputError(f"images: got {type(images).__name__}, expected a tensor (B, C, H, W), a Canvas or PIL images")
 
 
 def autocast(source: Source, precision: str | None) -> AbstractContextManager[Any]:

@@ -261,7 +261,9 @@ def on_floats(run: Callable[[Tensor, Op], Tensor]) -> Callable[[AnyImage, Op], A
         changed = run(image, op)
         if not isinstance(changed, Tensor) or changed.shape != image.shape:
             got = tuple(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
-            raise InputError(f"{op} made {got} of an image of {tuple(image.shape)}; wanted a tensor of the same shape.")
+            raise InputError(
+                f"{op} made {got} of an image of {tuple(image.shape)}; expected a tensor of the same shape."
+            )
         return changed
 
     return on_any

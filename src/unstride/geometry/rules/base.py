@@ -24,7 +24,7 @@ def register(name: str, rule: Rule) -> None:
     Example: `register("acme.thin", thin_rule)`; aten ops go by their bare name, `"conv2d"`.
     """
     if not callable(rule):
-        raise OptionError(f"rule of {name!r}: got {type(rule).__name__}, wanted a function (walk, node, value)")
+        raise OptionError(f"rule of {name!r}: got {type(rule).__name__}, expected a function (walk, node, value)")
     if name in RULES:
         there = getattr(RULES[name], "__qualname__", repr(RULES[name]))
         raise OptionError(

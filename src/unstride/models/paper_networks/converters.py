@@ -58,7 +58,7 @@ def convert(network: PaperNetwork, state: Mapping[str, Tensor], origin: str = "t
     if missing or unexpected:
         parts = [
             *_listed("missing", missing, unexpected, "nearest in the file"),
-            *_listed("unexpected", unexpected, missing, "nearest wanted"),
+            *_listed("unexpected", unexpected, missing, "nearest expected"),
         ]
         raise ArtefactError(
             f"{origin}: these are not weights of paper:{network.name} with the key names of {network.keys}: of "
