@@ -39,7 +39,7 @@ from unstride.recipe.files import to_data
 from unstride.recipe.recipe import Recipe
 from unstride.storage.contents import FileDigests
 from unstride.storage.distributed import launched, world
-from unstride.storage.files import check_folder
+from unstride.storage.files import as_path, check_folder
 from unstride.storage.fingerprint import text_digest
 from unstride.storage.provenance import provenance
 
@@ -87,7 +87,7 @@ def evaluate(
 
     Example: `rows = evaluate("timm:resnet18", "folder:val", recipe="flip"); print(rows[-1])`
     """
-    _check(out, report, batch_size, seed)
+    _check(out, report, batch_size, seed, margin)
     recipes: list[Any] = list(recipe) if isinstance(recipe, list | tuple) else [recipe]
     if recipes == ["default"] and _exported(model):
         recipes = ["plain"]
@@ -221,19 +221,19 @@ def _exported(model: Any) -> bool:
     return any(isinstance(spec, str) and spec.endswith(".onnx") for spec in specs)
 
 
-def _check(out: Any, report: Any, batch_size: Any, seed: Any) -> None:
+def _check(out: Any, report: Any, batch_size: Any, seed: Any, margin: Any) -> None:
     """What can be wrong before anything is loaded."""
     for name, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
         whole = type(value) is int and least <= value < 2**63
         if not whole and not (value is None and name == "batch_size"):
             raise OptionError(f"{name}: got {value!r}, expected a whole number, {least} or more.")
-    for name, path in (("out", out), ("report", report)):
-        if not isinstance(path, str | Path | None):
-            raise OptionError(f"{name}: got {path!r}, expected a path.")
+    number = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if margin is not None and not (number and 0 <= margin < 1e12):
+        raise OptionError(f"margin: got {margin!r:.60}, expected 0 or more, in the unit of the metric.")
     if report is not None:
-        check_report(report)
+        check_report(as_path(report, "report"))
     if out is not None:
-        check_folder(out, "out")
+        check_folder(as_path(out, "out"), "out")
     elif launched().size > 1:
         raise OptionError("out: several processes need a folder that all of them see, such as out='runs/mine'.")
 

@@ -212,6 +212,8 @@ def groups_of(data: Data, group: str | Sequence[Any] | None) -> list[str] | None
         if suggested is not None:
             warnings.warn(UnstrideWarning(_suggestion(data, suggested)), stacklevel=3)
         return None
+    if not hasattr(group, "__len__"):
+        raise OptionError(f"group: got {group!r:.60}, expected a column of csv data, or one value for each image.")
     found = _column(data, group) if isinstance(group, str) else [str(value) for value in group]
     if len(found) != len(data):
         raise OptionError(f"group: got {len(found)} values for {len(data)} images, expected one for each.")

@@ -97,6 +97,8 @@ def _at_budgets(variant: Variant, budgets: Sequence[int] | None) -> list[Variant
     """A recipe that is one Search gives all budgets in one run; of others each is a run."""
     if budgets is None:
         return [variant]
+    if not isinstance(budgets, Sequence):
+        raise OptionError(f"budgets: got {budgets!r:.60}, expected whole numbers from 1 on, such as [1, 4, 10].")
     wanted = tuple(sorted(set(budgets)))
     recipe, own = variant.pipeline.better.recipe, variant.pipeline
     if not wanted or any(type(b) is not int or b < 1 for b in wanted):

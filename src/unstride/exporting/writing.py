@@ -220,8 +220,8 @@ def _check_images(example: Any, images: Any, checked: Any) -> None:
         image_size("example", example)
     if isinstance(images, Tensor) and images.is_floating_point():
         check_images(images, axes=None)
-    if isinstance(images, list | tuple) and not images:
-        raise InputError("images: got an empty list, expected a folder, paths, PIL images or a tensor.")
+    if isinstance(images, list | tuple | str) and not images:
+        raise InputError(f"images: got {images!r}, expected a folder, paths, PIL images or a tensor.")
 
 
 def _pipeline(model: Any, recipe: str | Path | Recipe, changes: dict[str, Any]) -> Pipeline:

@@ -42,11 +42,12 @@ from unstride.recipe.stage import Search
 from unstride.recipe.view import PLAIN
 from unstride.storage.contents import FileDigests
 from unstride.storage.distributed import World, world
-from unstride.storage.files import check_file, check_folder
+from unstride.storage.files import as_path, check_file, check_folder
 from unstride.storage.locks import exclusive
 from unstride.storage.progress import progress as show_progress
 
 ATTENTION = "attention"
+POLICY = "standard:30"  # the views of learned TTA
 BATCH = 32
 
 
@@ -62,7 +63,7 @@ def fit(
     epochs: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
-    policy: str = "standard:30",
+    policy: str = POLICY,
     recipe: str | Path | Recipe | None = None,
     weights: str | Path | None = "default",
     task: str | None = None,
@@ -101,13 +102,15 @@ def fit(
     Raises:
         OptionError, DataError: what is wrong, and where; images with NaN are errors.
     """
-    _check_options(method, schedule, epochs, seed, heads, budget, batch_size)
+    _check_options(method, schedule, epochs, seed, heads, budget, batch_size, policy)
     if method != ATTENTION and budget is not None:
         changes["budget"] = budget
     chosen = _recipe_of(model, method, recipe)
     pipeline = _opened(model, recipe=chosen, weights=weights, task=task, device=device, **changes)
     _check_recipe(pipeline, method)
     _check_out(out)
+    if cache is not None:
+        check_folder(as_path(cache, "cache"), "cache")
     if data is None:
         return _unlearned(pipeline, method, policy, seed, out)
     folder = Path(cache) if cache is not None else None if out is None else _partial(Path(out))
@@ -310,7 +313,7 @@ def _timetable(schedule: str | Schedule, budget: int | None, epochs: int | None,
 
 
 def _check_options(
-    method: Any, schedule: Any, epochs: Any, seed: Any, heads: Any, budget: Any, batch_size: Any
+    method: Any, schedule: Any, epochs: Any, seed: Any, heads: Any, budget: Any, batch_size: Any, policy: Any
 ) -> None:
     methods = (ATTENTION, *METHODS)
     if not isinstance(method, str) or method not in methods:
@@ -319,6 +322,8 @@ def _check_options(
         raise OptionError(f"schedule: got {schedule!r}, expected one of {', '.join(map(repr, SCHEDULES))}.")
     if method != ATTENTION and schedule != "paper":
         raise OptionError(f"schedule: {method} has one schedule; leave it out. It is for method='attention'.")
+    if method == ATTENTION and policy != POLICY:
+        raise OptionError(f"policy: got {policy!r:.60}, but the attention learns from states; leave it out.")
     least = {"epochs": 1, "seed": 0, "heads": 1, "budget": 2 if method == ATTENTION else 1, "batch_size": 1}
     values = {"epochs": epochs, "seed": seed, "heads": heads, "budget": budget, "batch_size": batch_size}
     for name, value in values.items():

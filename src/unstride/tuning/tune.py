@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,6 +24,7 @@ from unstride.models.weights import place
 from unstride.pipeline import Pipeline, open_pipeline
 from unstride.recipe.recipe import Recipe
 from unstride.storage.distributed import World, launched, world
+from unstride.storage.files import as_path
 from unstride.storage.progress import progress as show_progress
 from unstride.tasks.tasks import TASKS
 from unstride.tuning.candidates import PassGroup, SearchSpace, pool_groups
@@ -91,7 +91,7 @@ def tune(
 
     Example: `tuned = unstride.tune(["timm:mobilenetv2_100", "timm:resnet50"], "folder:val", cost=1.5); print(tuned)`
     """
-    _check(cost, objective, max_time_ratio, frontier)
+    _check(cost, objective, max_time_ratio, frontier, batch_size)
     if partners is not None:
         from unstride.tuning.partners import with_partners
 
@@ -124,10 +124,14 @@ def tune(
 
 
 # ---------------------------------------------------------------- checks
-def _check(cost: Any, objective: Any, max_time_ratio: Any, frontier: Sequence[Any]) -> None:
+def _check(cost: Any, objective: Any, max_time_ratio: Any, frontier: Sequence[Any], batch_size: Any) -> None:
+    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
+        raise OptionError(f"batch_size: got {batch_size!r:.60}, expected a whole number, 1 or more.")
+    if not isinstance(frontier, Sequence):
+        raise OptionError(f"frontier: got {frontier!r:.60}, expected costs such as (1.5, 2, 4).")
     for name, value in (("cost", cost), *(("frontier", f) for f in frontier), ("max_time_ratio", max_time_ratio)):
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not (number and value > 0) and not (name == "max_time_ratio" and value is None):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 < value < 1e12) and not (name == "max_time_ratio" and value is None):
             unit = (
                 "times the first network's time" if name == "max_time_ratio" else "forward passes of the first network"
             )
@@ -148,7 +152,7 @@ def _check_pool(pool: Pool, objective: str) -> None:
 def _cache_folder(cache: str | Path | None, us: World) -> Iterator[Path | None]:
     """The user's folder; without one memory, or, of several processes, a temporary folder that all of them see."""
     if cache is not None or us.size == 1:
-        yield None if cache is None else Path(cache)
+        yield None if cache is None else as_path(cache, "cache")
         return
     with ExitStack() as stack:
         folder = Path(us.share(stack.enter_context(TemporaryDirectory()) if us.leads else ""))
