@@ -241,16 +241,18 @@ def page(rows: Sequence[ClaimRow]) -> str:
 def images(rows: Sequence[ClaimRow], networks: Sequence[str]) -> list[str]:
     """How much was measured of each network, from its rows."""
     lines = [
-        "| network | images | images, TTA | attention learned on | TTA learned on | base accuracy, % |",
-        "|---|---|---|---|---|---|",
+        "| network | images | images, learned | images, TTA | attention learned on | TTA learned on | "
+        "base accuracy, % |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name in networks:
         own = [r for r in rows if r.network == name]
         views = [r for r in own if r.exhibit.startswith("TTA")]
-        rest = [r for r in own if r not in views]
+        learned = [r for r in own if r.exhibit.startswith("learned")]
+        rest = [r for r in own if r not in views and r not in learned]
         first = next(r for r in own if r.against == "base model")
-        counts = [max((r.images for r in part), default=0) for part in (rest, views)]
-        counts += [max((r.learned_on for r in part), default=0) for part in (rest, views)]
+        counts = [max((r.images for r in part), default=0) for part in (rest, learned, views)]
+        counts += [max((r.learned_on for r in part), default=0) for part in (learned, views)]
         cells = " | ".join(f"{count:,}" if count else "-" for count in counts)
         lines.append(f"| {NAMES[name]} | {cells} | {first.accuracy - first.gain:.1f} |")
     return lines
@@ -270,7 +272,7 @@ def learning(rows: Sequence[ClaimRow], networks: Sequence[str]) -> list[str]:
     """What the seeds of the learned aggregation gave."""
     lines = []
     for name in networks:
-        means = [f"{r.nll:.4f}" for r in rows if (r.network, r.recipe) == (name, "aggregate=mean")]
+        means = {r.images: f"{r.nll:.4f}" for r in rows if (r.network, r.recipe) == (name, "aggregate=mean")}
         for kind in FITS:
             own = [r for r in rows if (r.network, r.recipe, r.against) == (name, kind, "aggregate=mean")]
             if own:
@@ -278,7 +280,7 @@ def learning(rows: Sequence[ClaimRow], networks: Sequence[str]) -> list[str]:
                 lines.append(
                     f"| {NAMES[name]} | {kind} | {len(own)} of {FITS[kind][0]} | {moved} of {len(own)} | "
                     f"{_spread([r.gain for r in own], '+.2f')} | {_spread([r.nll for r in own], '.4f')} | "
-                    f"{''.join(means[:1])} |"
+                    f"{means.get(own[0].images, 'other images')} |"
                 )
     if not lines:
         return []

@@ -39,7 +39,7 @@ def test_what_was_measured_and_what_was_not_comes_from_the_rows() -> None:
     one = replace(BUDGET, exhibit="learned", recipe=FAST, against="aggregate=mean", learned_on=400)
     seeds = [replace(one, gain=0.0, moved=0), replace(one, seed=1, gain=2.0)]
     text = page([BUDGET, MEAN, *seeds])
-    assert line(text, "ResNet-20, CIFAR-10 | 200") == ["ResNet-20, CIFAR-10", "200", "-", "400", "-", "90.0"]
+    assert line(text, "ResNet-20, CIFAR-10 | 200") == ["ResNet-20, CIFAR-10", "200", "200", "-", "400", "-", "90.0"]
     assert "| 2 of 5 | 1 of 2 | +1.00 ± 1.41 | 0.3000 ± 0.0000 | 0.3000 |" in text
     assert "- Networks: ResNet-56, CIFAR-10; MobileNetV2" in text
     assert "; 30 states beat 4." in text.partition("## Not measured")[2]
