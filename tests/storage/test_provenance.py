@@ -18,7 +18,6 @@ def test_it_names_the_command_versions_threads_and_processor(monkeypatch) -> Non
     assert {"python", "unstride", "numpy", "pillow"} <= set(record["versions"])
     assert record["threads"] == torch.get_num_threads()
     assert record["cpu"]
-    monkeypatch.setitem(sys.modules, "timm", None)
-    assert "timm" in provenance()["versions"]
-    monkeypatch.delitem(sys.modules, "timm")
-    assert "timm" not in provenance()["versions"]
+    before = record["versions"]
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    assert provenance()["versions"] == before != {}  # it does not depend on what this process has imported

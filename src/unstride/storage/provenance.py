@@ -11,13 +11,8 @@ from typing import Any
 
 import torch
 
-_ALWAYS = {"unstride": "unstride", "torch": "torch", "numpy": "numpy", "PIL": "pillow"}
-_MODELS = {
-    "torchvision": "torchvision",
-    "timm": "timm",
-    "transformers": "transformers",
-    "segmentation_models_pytorch": "segmentation-models-pytorch",
-}
+_PACKAGES = ("unstride", "torch", "numpy", "pillow")
+_MODELS = ("torchvision", "timm", "transformers", "segmentation-models-pytorch")
 
 
 def provenance() -> dict[str, Any]:
@@ -33,13 +28,14 @@ def command() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, of what every result depends on, and of the model libraries that are in use."""
+    """Versions of Python, of what every result depends on, and of the model libraries that are installed."""
     found = {"python": platform.python_version()}
-    for module, package in {**_ALWAYS, **{m: p for m, p in _MODELS.items() if m in sys.modules}}.items():
+    for package in (*_PACKAGES, *_MODELS):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[module] = getattr(sys.modules.get(module), "__version__", "unknown")
+            if package in _PACKAGES:
+                found[package] = getattr(sys.modules.get(package), "__version__", "unknown")
     return found
 
 
