@@ -26,7 +26,7 @@ class ModelChanged(UnstrideError):
 
 
 class NothingToSubsample(UnstrideError):
-    """The model has no strided layer that could be moved, so there is nothing to gain."""
+    """No strided layer of the model has states. Views, gates and several networks still work."""
 
 
 class SpecError(UnstrideError, ValueError):

@@ -31,14 +31,14 @@ LARGEST = 2**63 - 1  # of any whole number
 
 @dataclass(frozen=True)
 class Gate:
-    """Only images whose confidence is below a threshold pass. Every measure runs from 0 to 1 (certain).
+    """Only images whose confidence is below a threshold go on to the stage. Confidence runs from 0 to 1 (certain).
 
     Args:
         by: "margin" between the two most probable classes, "probability" of the first, "entropy" as 1 - H / log K,
             "agreement" of the passes so far. Of a map, the mean over its pixels.
-        below: the threshold; images below it pass.
-        share: the share of images that passes; `better.calibrate(images)` finds the threshold.
-        tile: for segmentation: only squares of that many pixels whose mean is below the threshold pass.
+        below: the threshold; images below it go on.
+        share: the share of images that goes on; `better.calibrate(images)` finds the threshold.
+        tile: for segmentation: only squares of that many pixels whose mean is below the threshold go on.
         context: pixels around a tile that are computed with it; as far as the network sees, or seams may show.
 
     Example: `Gate(below=0.5)`, `Gate(share=0.25)`.
