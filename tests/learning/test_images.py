@@ -77,7 +77,7 @@ def test_labels_and_batches_are_checked(net, train) -> None:
         unstride.fit(net, [(x, torch.full_like(y, 7))], method="augtta", policy="standard:2", progress=False)
     with pytest.raises(InputError, match="once only"):
         unstride.fit(net, iter(train), **QUICK)
-    with pytest.raises(InputError, match="an integer each"):
+    with pytest.raises(InputError, match="integers or masks"):
         unstride.fit(net, [(x, y.float())], **QUICK)
     with pytest.raises(OptionError, match="one class for each image"):
         unstride.fit(net, [(x, torch.zeros(len(x), 24, 24, dtype=torch.long))], **QUICK)
