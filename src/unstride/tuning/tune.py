@@ -135,7 +135,7 @@ def _check(cost: Any, objective: Any, max_time_ratio: Any, frontier: Sequence[An
             unit = (
                 "times the first network's time" if name == "max_time_ratio" else "forward passes of the first network"
             )
-            raise OptionError(f"{name}: got {value!r}, expected more than 0, {unit}.")
+            raise OptionError(f"{name}: got {value!r}, expected more than 0 {unit}.")
     if objective not in OBJECTIVES:
         raise OptionError(f"objective: got {objective!r}, expected {' or '.join(map(repr, OBJECTIVES))}.")
 
